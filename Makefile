@@ -1,0 +1,32 @@
+# Two commands on a fresh machine: `make demo` and `make test`. Both set up .venv from the pinned requirements first.
+PYTHON ?= python3
+REQUIREMENTS ?= $(if $(wildcard /dev/nvidia0),requirements/gpu.txt,requirements/cpu.txt)
+BIN := .venv/bin
+
+.PHONY: demo test test-all lint install requirements
+
+demo: install
+	$(BIN)/moebius-rollout demo
+
+test: install
+	$(BIN)/pytest
+
+test-all: install
+	$(BIN)/pytest -m "not gpu and not multigpu"
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+install: .venv/.installed
+
+.venv/.installed: $(REQUIREMENTS) pyproject.toml
+	command -v uv >/dev/null || $(PYTHON) -m pip install --quiet uv
+	uv venv --quiet --allow-existing --python $(PYTHON) .venv
+	uv pip sync --quiet --python $(BIN)/python $(REQUIREMENTS)
+	uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	touch $@
+
+requirements:
+	requirements/compile.sh

@@ -1,0 +1,1 @@
+"""Real SGLang on a machine without CUDA: one process a rank, gloo, fp32."""
