@@ -1,0 +1,1 @@
+"""The switching engine: SGLang with an expert-parallel and a tensor-parallel layout of one model."""

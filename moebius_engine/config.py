@@ -1,0 +1,78 @@
+"""Settings of a switching engine."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+PolicyName = Literal["rollout", "interactive", "ep", "tp", "off"]
+TransferName = Literal["auto", "collective"]
+
+
+@dataclass(frozen=True)
+class SwitchConfig:
+    """When and how to switch. Raises ValueError for settings that contradict each other.
+
+    policy: "rollout" (EP for the burst of a step, TP for its tail), "interactive" (a band with a window and a
+        cooldown), "ep" or "tp" (both layouts resident, that one kept until engine.switch is called), or "off" (a
+        stock SGLang engine in EP; no second layout is built).
+    threshold: Tℎ, requests in flight above which EP is faster. 256 is the paper's for Qwen3-235B on 8×H200; measure
+        your own.
+    low_threshold: Tℓ, below which TP is faster. rollout: always Tℎ; interactive: 0.8 Tℎ unless given.
+    window: W, the counts whose mean is compared with Tℓ. rollout 1, interactive 8 unless given.
+    cooldown_s: C, seconds after a switch without another. rollout 0, interactive 5 unless given.
+    transfer: how bytes move between ranks: "collective" (all-to-all), "auto" (the best that is there).
+    timeout_s: deadline in seconds of every wait across ranks.
+    check_bytes: compare all moved KV byte for byte at every switch. Slow: for verification.
+
+    Source of the defaults: arXiv 2606.26607, section 5.
+    """
+
+    policy: PolicyName = "rollout"
+    threshold: int = 256
+    low_threshold: int | None = None
+    window: int | None = None
+    cooldown_s: float | None = None
+    transfer: TransferName = "auto"
+    timeout_s: float = 300.0
+    check_bytes: bool = False
+
+    def __post_init__(self) -> None:
+        for name, known in (("policy", PolicyName), ("transfer", TransferName)):
+            if getattr(self, name) not in get_args(known):
+                raise ValueError(f"{name}={getattr(self, name)!r} is unknown: use one of {list(get_args(known))}")
+        if self.threshold < 1:
+            raise ValueError(f"threshold={self.threshold}: at least 1 request")
+        if self.low_threshold is not None:
+            if self.policy == "rollout" and self.low_threshold != self.threshold:
+                raise ValueError(
+                    f"low_threshold={self.low_threshold} with threshold={self.threshold}: the rollout policy has one "
+                    "threshold; leave low_threshold out or use policy='interactive'"
+                )
+            if not 1 <= self.low_threshold <= self.threshold:
+                raise ValueError(
+                    f"low_threshold={self.low_threshold} must lie between 1 and threshold={self.threshold}"
+                )
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"window={self.window}: at least 1 count")
+        if self.cooldown_s is not None and not 0 <= self.cooldown_s < float("inf"):
+            raise ValueError(f"cooldown_s={self.cooldown_s}: 0 seconds or more")
+        if not 0 < self.timeout_s < float("inf"):
+            raise ValueError(f"timeout_s={self.timeout_s}: more than 0 seconds")
+
+    @property
+    def low(self) -> int:
+        """Tℓ that holds."""
+        if self.low_threshold is not None:
+            return self.low_threshold
+        return max(1, self.threshold * 8 // 10) if self.policy == "interactive" else self.threshold
+
+    @property
+    def counts(self) -> int:
+        """W that holds."""
+        return self.window or (8 if self.policy == "interactive" else 1)
+
+    @property
+    def rest_s(self) -> float:
+        """C that holds, in seconds."""
+        if self.cooldown_s is not None:
+            return self.cooldown_s
+        return 5.0 if self.policy == "interactive" else 0.0

@@ -1,0 +1,243 @@
+"""SwitchingEngine: sglang.Engine with two layouts."""
+
+import asyncio
+import functools
+import time
+from collections.abc import Awaitable, Iterable
+from typing import Any, TypeVar
+
+import torch
+
+from moebius_engine.config import SwitchConfig
+from moebius_engine.layout import Layout
+from moebius_engine.layout.shape import ModelShape, check_ranks
+from moebius_engine.sglang import arguments as server_arguments
+from moebius_engine.sglang.cpu import environment
+from moebius_engine.telemetry import StepTrace, SwitchRecord, UpdateRecord
+
+if environment.is_needed():
+    environment.prepare(ranks=1)  # SGLang reads its platform when it is imported
+
+from sglang.srt.entrypoints.engine import Engine
+from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
+from sglang.srt.server_args import ServerArgs
+from sglang.srt.utils import MultiprocessingSerializer, kill_process_tree
+
+from moebius_engine.sglang import door
+from moebius_engine.sglang.commands import Command
+from moebius_engine.sglang.process import run_scheduler
+
+Result = TypeVar("Result")
+NamedTensors = Iterable[tuple[str, torch.Tensor]]
+
+_BUCKET_BYTES = 512 << 20
+
+
+class SwitchingEngine(Engine):
+    """An SGLang engine that can switch between EP and TP while requests are decoded.
+
+    model_path: a Hugging Face Qwen3-MoE checkpoint. ranks: P, the processes that share it (GPUs; on a CPU, processes
+    that share the cores). switch: policy and limits. server_args: SGLang's own (sglang.srt.server_args.ServerArgs),
+    except those that follow from ranks.
+
+    generate and async_generate are SGLang's, with each row checked first: a bad row comes back with finish_reason
+    {"type": "abort", "message": ...} and no tokens, and the others run. The other methods exist twice: plain ones for
+    scripts, `async_` ones for use inside an event loop.
+
+    Raises ValueError before any process starts if the model, ranks or an argument does not fit.
+    """
+
+    def __init__(self, model_path: str, ranks: int = 2, switch: SwitchConfig | None = None, **server_args: Any):
+        self.config = switch or SwitchConfig()
+        self.ranks = ranks
+        hf_config = _read_hf_config(model_path, server_args)
+        self.shape = ModelShape.from_hf_config(hf_config)
+        check_ranks(self.shape, ranks)
+        server_arguments.check(ranks, server_args)
+        server_arguments.check_machine(ranks)
+        if environment.is_needed():
+            environment.prepare(ranks)
+        port = server_arguments.choose_port(server_args.pop("port", None))
+        server_args |= {"model_path": model_path, "port": port}
+        ep, tp = server_arguments.both_layouts(ranks, server_args, self.config.timeout_s)
+        if self.config.policy != "off":
+            self.run_scheduler_process_func = functools.partial(run_scheduler, ServerArgs(**tp), self.config)
+        super().__init__(server_args=ServerArgs(**ep))
+        if self.config.policy == "tp":
+            self.switch("tp")
+
+    @property
+    def context_len(self) -> int:
+        """Tokens that a request may have, prompt and response together."""
+        return self.tokenizer_manager.context_len
+
+    # ---- generation
+
+    def generate(self, *args: Any, **kwargs: Any):
+        """sglang.Engine.generate with every row checked at the door."""
+        return door.generate(self, super().generate, args, kwargs)
+
+    async def async_generate(self, *args: Any, **kwargs: Any):
+        """sglang.Engine.async_generate with every row checked at the door."""
+        return await door.async_generate(self, super().async_generate, args, kwargs)
+
+    # ---- layouts and steps
+
+    async def async_switch(self, layout: str) -> SwitchRecord | None:
+        """Switch now, with whatever is in flight. Returns None if `layout` is live already.
+
+        A refused switch returns its record with `refused` saying why. Raises ValueError for an unknown layout, or if
+        switching is off.
+        """
+        if layout not in set(Layout):
+            raise ValueError(f"layout {layout!r} is unknown; use one of {[str(x) for x in Layout]}")
+        record = (await self._command("switch", layout=layout))[0]["record"]
+        return None if record is None else SwitchRecord(**record)
+
+    async def async_begin_step(self, step: int, requests: int | None = None) -> None:
+        """Begin a rollout step: a fresh trace, and the layout that the policy starts with.
+
+        requests: how many the step will have, if known; a step that never reaches the threshold runs in TP at once.
+        """
+        await self._command("begin_step", step=step, requests=requests)
+
+    async def async_end_step(self) -> StepTrace:
+        """What happened since begin_step (or the start)."""
+        return StepTrace(**(await self._command("end_step"))[0]["trace"])
+
+    async def async_health(self) -> dict[str, Any]:
+        """State of the engine: layout, in-flight counts, whether the weights are a full set, per rank details."""
+        ranks = await self._command("state")
+        layout, valid = ranks[0]["layout"], all(rank["weights_valid"] for rank in ranks)
+        inflight = [rank["inflight"] for rank in ranks]
+        return {
+            "ok": valid and len({rank["layout"] for rank in ranks}) == 1,
+            "layout": layout,
+            "inflight": sum(inflight) if layout == Layout.EP else inflight[0],
+            "weights_valid": valid,
+            "weights_reason": ranks[0]["weights_reason"],
+            "weight_version": ranks[0]["weight_version"],
+            "ranks": ranks,
+        }
+
+    # ---- weights
+
+    async def async_update_weights(self, named_tensors: NamedTensors, flush_cache: bool = True) -> UpdateRecord:
+        """Load a full set of weights, in whichever layout is live; afterwards both layouts hold it.
+
+        named_tensors: every tensor of the model by its Hugging Face name (moebius_engine.weights.manifest). With
+        nothing in flight in TP, the engine goes back to EP first, which moves nothing. flush_cache: drop cached
+        prefixes, which belong to the old weights; needs an idle engine.
+
+        Raises ValueError for an unknown, misshapen or missing tensor. If some have been written by then, generation
+        is refused until a full set has arrived.
+        """
+        began, count, size = time.perf_counter(), 0, 0
+        for bucket, last in _buckets(named_tensors):
+            count, size = count + len(bucket), size + sum(tensor.nbytes for _, tensor in bucket)
+            request = UpdateWeightsFromTensorReqInput(
+                serialized_named_tensors=[MultiprocessingSerializer.serialize(bucket) for _ in range(self.ranks)],
+                flush_cache=flush_cache and last,
+            )
+            success, message = await self._within(
+                self.tokenizer_manager.update_weights_from_tensor(request, None), "the weight update"
+            )
+            if not success:
+                raise ValueError(message.split(" | ")[0])
+        health = await self.async_health()
+        if not health["weights_valid"]:
+            raise ValueError(health["weights_reason"])
+        return UpdateRecord(seconds=time.perf_counter() - began, bytes=size, tensors=count, layout=health["layout"])
+
+    async def async_weight_digests(self) -> list[dict[str, tuple[str, int]]]:
+        """Per rank: name → (digest, bytes) of every parameter of the live layout."""
+        return [rank["digests"] for rank in await self._command("weight_digests")]
+
+    async def async_addresses(self) -> list[dict[str, int]]:
+        """Per rank: name → address of every parameter and KV buffer of both layouts."""
+        return [rank["addresses"] for rank in await self._command("addresses")]
+
+    # ---- the rest
+
+    async def async_abort(self, rid: str = "", abort_all: bool = False) -> None:
+        """Abort exactly this request, or all. An id that is not in flight is left alone."""
+        self.tokenizer_manager.abort_request(rid, abort_all)
+
+    def shutdown(self) -> None:
+        """Stop this engine's processes. Raises nothing if it never started."""
+        manager = self.__dict__.get("tokenizer_manager")
+        if manager is None:
+            return
+        if manager._subprocess_watchdog is not None:
+            manager._subprocess_watchdog.stop()
+        # Upstream ends every child of this process, another engine's too.
+        for pid in self.get_all_child_pids():
+            kill_process_tree(pid, include_parent=True, wait_timeout=60)
+        self.tokenizer_manager = None
+
+    async def _command(self, name: str, **arguments: Any) -> list[dict[str, Any]]:
+        """Run a command on all ranks in the same step. Returns their answers in rank order."""
+        if self.config.policy == "off":
+            raise ValueError(f"{name} needs switching, which is off (SwitchConfig(policy='off'))")
+        self.tokenizer_manager.auto_create_handle_loop()
+        answers = await self._within(
+            self.tokenizer_manager.get_internal_state_communicator(Command(name=name, arguments=arguments)), name
+        )
+        return sorted((answer.internal_state for answer in answers), key=lambda state: state["rank"])
+
+    async def _within(self, answer: Awaitable[Result], what: str) -> Result:
+        try:
+            return await asyncio.wait_for(answer, self.config.timeout_s)
+        except TimeoutError as error:
+            raise TimeoutError(f"the ranks did not answer {what} within {self.config.timeout_s} s") from error
+
+    def _run(self, coroutine):
+        return self.loop.run_until_complete(coroutine)
+
+    def switch(self, layout: str) -> SwitchRecord | None:
+        return self._run(self.async_switch(layout))
+
+    def begin_step(self, step: int, requests: int | None = None) -> None:
+        self._run(self.async_begin_step(step, requests))
+
+    def end_step(self) -> StepTrace:
+        return self._run(self.async_end_step())
+
+    def health(self) -> dict[str, Any]:
+        return self._run(self.async_health())
+
+    def update_weights(self, named_tensors: NamedTensors, flush_cache: bool = True) -> UpdateRecord:
+        return self._run(self.async_update_weights(named_tensors, flush_cache))
+
+    def weight_digests(self) -> list[dict[str, tuple[str, int]]]:
+        return self._run(self.async_weight_digests())
+
+    def addresses(self) -> list[dict[str, int]]:
+        return self._run(self.async_addresses())
+
+    def abort(self, rid: str = "", abort_all: bool = False) -> None:
+        self._run(self.async_abort(rid, abort_all))
+
+
+def _read_hf_config(model_path: str, server_args: dict[str, Any]) -> dict[str, Any]:
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(
+        model_path,
+        trust_remote_code=server_args.get("trust_remote_code", False),
+        revision=server_args.get("revision"),
+    )
+    return config.to_dict()
+
+
+def _buckets(named_tensors: NamedTensors) -> Iterable[tuple[list[tuple[str, torch.Tensor]], bool]]:
+    """Split an update into buckets of bounded size. Yields (bucket, whether it is the last)."""
+    bucket: list[tuple[str, torch.Tensor]] = []
+    size = 0
+    for name, tensor in named_tensors:
+        if bucket and size + tensor.nbytes > _BUCKET_BYTES:
+            yield bucket, False
+            bucket, size = [], 0
+        bucket.append((name, tensor))
+        size += tensor.nbytes
+    yield bucket, True

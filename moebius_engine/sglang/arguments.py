@@ -1,0 +1,98 @@
+"""Server arguments of a switching engine: what it sets, what it refuses, and both layouts' ServerArgs."""
+
+import contextlib
+import os
+import random
+import socket
+from typing import Any
+
+from moebius_engine.sglang.cpu import environment
+
+# Set by the engine itself: giving them would contradict `ranks`.
+_OURS = ("tp_size", "dp_size", "ep_size", "enable_dp_attention")
+
+# Argument → (the one value that works with switching, why).
+_ONLY = {
+    "pp_size": (1, "a layout spans one pipeline stage"),
+    "nnodes": (1, "the ranks share one host"),
+    "speculative_algorithm": (None, "draft models have one layout"),
+    "enable_lora": (False, "adapters have one layout"),
+    "quantization": (None, "the arena holds unquantised experts"),
+    "enable_eplb": (False, "it moves experts between ranks by itself"),
+    "enable_mixed_chunk": (False, "a batch must be either prefill or decode when it is settled"),
+    "enable_hierarchical_cache": (False, "host copies of KV have one layout"),
+    "disaggregation_mode": ("null", "prefill and decode run in one engine"),
+    "enable_dp_attention_local_control_broadcast": (False, "control messages go through the ranks' own exchange"),
+    "enable_dp_lm_head": (False, "the output head is shared by both layouts"),
+    "scheduler_recv_interval": (1, "the ranks exchange messages in every step"),
+    "enable_return_routed_experts": (False, "routes are recorded by KV row, which a switch changes"),
+    "tokenizer_worker_num": (1, "commands go through one tokenizer manager"),
+}
+
+_PORT_SPAN = 240  # SGLang uses port, port + 233 (ZMQ_TCP_PORT_DELTA) and the next five
+
+
+def check(ranks: int, arguments: dict[str, Any]) -> None:
+    """Raise ValueError for an argument that a switching engine cannot honour, before anything starts."""
+    for name in _OURS:
+        if name in arguments:
+            raise ValueError(f"{name}={arguments[name]!r}: a switching engine sets it from ranks={ranks}; leave it out")
+    for name, (value, why) in _ONLY.items():
+        if name in arguments and arguments[name] != value:
+            raise ValueError(f"{name}={arguments[name]!r}: only {value!r} works with switching ({why})")
+
+
+def check_machine(ranks: int) -> None:
+    """Raise ValueError if this machine cannot hold that many ranks."""
+    if environment.is_needed():
+        most, what = 4 * len(os.sched_getaffinity(0)), "four times its cores"
+    else:
+        import torch
+
+        most, what = torch.cuda.device_count(), "its GPUs"
+    if ranks > most:
+        raise ValueError(f"ranks={ranks} is more than this machine's {most} ({what}); use ranks={most} or fewer")
+
+
+def choose_port(asked: int | None) -> int:
+    """SGLang's base port. Raises ValueError if the asked one, or one that it implies, is taken."""
+    if asked is not None:
+        taken = [port for port in _implied(asked) if not _is_free(port)]
+        if taken:
+            raise ValueError(f"port={asked}: port {taken[0]} is in use, perhaps by another engine; choose another port")
+        return asked
+    candidates = list(range(20000, 60000, _PORT_SPAN))
+    random.SystemRandom().shuffle(candidates)
+    return next(base for base in candidates if all(map(_is_free, _implied(base))))
+
+
+def _implied(base: int) -> list[int]:
+    from sglang.srt.server_args import ZMQ_TCP_PORT_DELTA
+
+    return [base, *range(base + ZMQ_TCP_PORT_DELTA, base + ZMQ_TCP_PORT_DELTA + 6)]
+
+
+def _is_free(port: int) -> bool:
+    with contextlib.closing(socket.socket()) as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def both_layouts(ranks: int, arguments: dict[str, Any], timeout_s: float) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The user's arguments completed for EP and for TP; each is to go through ServerArgs' own __post_init__."""
+    platform = environment.ENGINE_ARGUMENTS if environment.is_needed() else {}
+    common = {
+        "log_level": "error",
+        "random_seed": random.SystemRandom().randrange(1 << 30),
+        "load_balance_method": "round_robin",
+        "dist_timeout": round(timeout_s),
+        **platform,
+        **arguments,
+    }
+    return (
+        {**common, "tp_size": ranks, "dp_size": ranks, "ep_size": ranks, "enable_dp_attention": True},
+        {**common, "tp_size": ranks, "dp_size": 1, "ep_size": 1},
+    )

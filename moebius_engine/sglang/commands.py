@@ -1,0 +1,84 @@
+"""Commands of SwitchingEngine to the schedulers.
+
+They travel as a subclass of SGLang's GetInternalStateReq: that message already reaches every rank in the same step and
+its answers already come back as one dict a rank, so no upstream dispatcher needs a hook.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from sglang.srt.managers.io_struct import GetInternalStateReq, GetInternalStateReqOutput
+
+from moebius_engine.layout import Layout
+from moebius_engine.sglang import inspection
+
+
+@dataclass
+class Command(GetInternalStateReq):
+    """name: a key of _HANDLERS. arguments: its keyword arguments."""
+
+    name: str = ""
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+
+def handle(scheduler, command: Command) -> GetInternalStateReqOutput:
+    """Run a command on this rank, in the same step as on all others."""
+    answer = _HANDLERS[command.name](scheduler, **command.arguments)
+    return GetInternalStateReqOutput(internal_state={"rank": scheduler.tp_rank, **answer})
+
+
+def _switch(scheduler, layout: str) -> dict[str, Any]:
+    if Layout(layout) == scheduler.layout:
+        return {"record": None}
+    return {"record": scheduler.switch(Layout(layout), "explicit").model_dump()}
+
+
+def _begin_step(scheduler, step: int, requests: int | None) -> dict[str, Any]:
+    scheduler.trace.begin(step)
+    target = scheduler.switch_policy.begin_step(requests)
+    if target is not None and target != scheduler.layout and scheduler.tp_worker.weights.complete:
+        scheduler.switch(target, "step")
+    return {"layout": scheduler.layout.value}
+
+
+def _end_step(scheduler) -> dict[str, Any]:
+    return {"trace": scheduler.trace.end().model_dump()}
+
+
+def _state(scheduler) -> dict[str, Any]:
+    return {
+        "layout": scheduler.layout.value,
+        "inflight": len(scheduler.requests_in_flight()),
+        "waiting": len(scheduler.waiting_queue),
+        "prefilling": len(scheduler.parked) + (scheduler.chunked_req is not None),
+        "paused": scheduler._engine_paused,
+        "weights_valid": scheduler.tp_worker.weights.complete,
+        "weights_reason": scheduler.tp_worker.weights.reason,
+        "weight_version": scheduler.tp_worker.weights.version,
+        "forward_ct": scheduler.forward_ct,
+        "max_total_tokens": scheduler.max_total_num_tokens,
+    }
+
+
+def _invalidate_weights(scheduler) -> dict[str, Any]:
+    scheduler.tp_worker.weights.invalidate()
+    return {}
+
+
+def _weight_digests(scheduler) -> dict[str, Any]:
+    return {"digests": inspection.weight_digests(scheduler.tp_worker.model_runner.model)}
+
+
+def _addresses(scheduler) -> dict[str, Any]:
+    return {"addresses": inspection.addresses(scheduler)}
+
+
+_HANDLERS = {
+    "switch": _switch,
+    "begin_step": _begin_step,
+    "end_step": _end_step,
+    "state": _state,
+    "invalidate_weights": _invalidate_weights,
+    "weight_digests": _weight_digests,
+    "addresses": _addresses,
+}

@@ -1,0 +1,79 @@
+"""The two model runners of a rank: SGLang's own, with weights and KV in the arena."""
+
+import torch
+from sglang.srt.configs.device_config import DeviceConfig
+from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.distributed import parallel_state
+from sglang.srt.layers.dp_attention import get_attention_tp_group
+from sglang.srt.model_executor.model_runner import ModelRunner
+from sglang.srt.model_executor.pool_configurator import MemoryPoolConfig
+from sglang.srt.model_loader.loader import BaseModelLoader, _initialize_model
+from sglang.srt.model_loader.utils import set_default_torch_dtype
+from sglang.srt.utils import get_available_gpu_memory
+
+from moebius_engine.layout import Layout
+from moebius_engine.memory.arena import Arena
+from moebius_engine.sglang.building import building
+from moebius_engine.sglang.shards import share_equal
+
+
+class ArenaRunner(ModelRunner):
+    """The EP runner: built first, as SGLang builds it, except that experts and KV lie in the arena."""
+
+    layout = Layout.EP
+
+    def __init__(self, *args, arena: Arena, **kwargs):
+        self.arena = arena
+        with building(arena, self.layout):
+            super().__init__(*args, **kwargs)
+
+
+class SecondRunner(ArenaRunner):
+    """The TP runner beside it: same process groups, same arena, its own module tree and pools.
+
+    It loads nothing: experts are already in the arena, what both layouts hold alike is shared with `first`, and the
+    attention shards are cut from first's full copies (shards.refresh).
+    """
+
+    layout = Layout.TP
+
+    def __init__(self, *args, arena: Arena, first: ArenaRunner, **kwargs):
+        self.first = first
+        super().__init__(*args, arena=arena, **kwargs)
+        self.forward_stream = first.forward_stream
+
+    def init_torch_distributed(self) -> float:
+        self.tp_group = parallel_state.get_tp_group()
+        self.pp_group = parallel_state.get_pp_group()
+        self.attention_tp_group = get_attention_tp_group()
+        return get_available_gpu_memory(self.device, self.gpu_id)
+
+    def load_model(self) -> None:
+        self.server_args.load_format = EmptyLoader
+        super().load_model()
+        self.server_args.load_format = self.first.server_args.load_format
+        share_equal(self.first.model, self.model)
+
+    def _resolve_memory_pool_config(self, pre_model_load_memory: float) -> MemoryPoolConfig:
+        return MemoryPoolConfig(
+            max_total_num_tokens=self.arena.kv_rows(Layout.TP) - self.page_size,
+            # Every request that the EP ranks may hold together.
+            max_running_requests=self.first.max_running_requests * self.tp_size,
+            mem_fraction_static=self.mem_fraction_static,
+        )
+
+
+class EmptyLoader(BaseModelLoader):
+    """Creates the module tree and leaves its parameters as they were allocated."""
+
+    def download_model(self, model_config: ModelConfig) -> None:
+        pass
+
+    def load_model(self, *, model_config: ModelConfig, device_config: DeviceConfig) -> torch.nn.Module:
+        with set_default_torch_dtype(model_config.dtype), torch.device(device_config.device):
+            model = _initialize_model(model_config, self.load_config)
+        for module in model.modules():
+            method = getattr(module, "quant_method", None)
+            if method is not None:
+                method.process_weights_after_loading(module)
+        return model.eval()

@@ -1,0 +1,214 @@
+"""SGLang's scheduler with both layouts. Only its override points stand here; what they do has a module each."""
+
+import logging
+import time
+from collections import deque
+
+import zmq
+from sglang.srt.managers.io_struct import (
+    AbortReq,
+    GetInternalStateReq,
+    UpdateWeightFromDiskReqInput,
+    UpdateWeightFromDiskReqOutput,
+    UpdateWeightsFromDistributedReqInput,
+    UpdateWeightsFromDistributedReqOutput,
+    UpdateWeightsFromIPCReqInput,
+    UpdateWeightsFromIPCReqOutput,
+    UpdateWeightsFromTensorReqInput,
+    UpdateWeightsFromTensorReqOutput,
+)
+from sglang.srt.managers.schedule_batch import FINISH_ABORT, Req
+from sglang.srt.managers.scheduler import Scheduler
+from sglang.srt.server_args import ServerArgs
+
+from moebius_engine.config import SwitchConfig
+from moebius_engine.layout import Layout
+from moebius_engine.sglang import commands
+from moebius_engine.sglang.inbox import Header, Inbox
+from moebius_engine.sglang.scheduler_state import attach_scheduler_state
+from moebius_engine.sglang.settle import settle
+from moebius_engine.sglang.switcher import Switcher
+from moebius_engine.sglang.trace import Trace
+from moebius_engine.sglang.worker import SwitchingWorker
+from moebius_engine.switch.policy import Policy
+
+log = logging.getLogger(__name__)
+
+_IDLE_STEPS = 100  # steps without work after which an idle engine sleeps between polls
+_IDLE_SLEEP_S = 0.001
+_OTHER_UPDATE = "a switching engine takes weights through update_weights_from_tensor only; nothing was written"
+
+
+class SwitchingScheduler(Scheduler):
+    """One rank's scheduler. `tp_server_args` and `config` are set on a subclass by table.switching_hooks."""
+
+    tp_server_args: ServerArgs
+    config: SwitchConfig
+
+    def __init__(self, *args, **kwargs):
+        self.layout = Layout.EP
+        self.parked: deque[Req] = deque()
+        super().__init__(*args, **kwargs)
+        self.layouts = self.tp_worker.layouts
+        attach_scheduler_state(self)
+        self.layouts[Layout.EP].select(self)
+        self.inbox = Inbox(self.tp_cpu_group)
+        self.trace = Trace(self.tp_size)
+        self.switch_policy = Policy(self.config)
+        self.switcher = Switcher(self)
+        self.tp_worker.before_writing = self._before_weights_are_written
+        self._decision: Layout | None = None  # rank 0's, told to all in the next exchange
+        self._idle_steps = 0
+        self.tokens_generated = 0
+
+    def init_tp_model_worker(self) -> None:
+        self.tp_worker = SwitchingWorker(
+            server_args=self.server_args,
+            gpu_id=self.gpu_id,
+            tp_rank=self.tp_rank,
+            moe_ep_rank=self.moe_ep_rank,
+            pp_rank=self.pp_rank,
+            attn_cp_rank=self.attn_cp_rank,
+            moe_dp_rank=self.moe_dp_rank,
+            dp_rank=self.dp_rank,
+            nccl_port=self.nccl_port,
+            tp_server_args=self.tp_server_args,
+        )
+
+    # ---- every step: receive, decide, switch
+
+    def recv_requests(self) -> list:
+        work, control = self._split_work_and_control_reqs(self._drain_sockets())
+        messages = self.inbox.exchange(self.layout, work, control, self._header)
+        inflight = self.inbox.inflight(self.layout)
+        if self.tp_rank == 0:
+            self.trace.sample(self.layout, self.inbox.headers, inflight)
+            self._decision = self.switch_policy.observe(time.monotonic(), inflight, self.layout)
+        self._idle_steps = 0 if messages or inflight else self._idle_steps + 1
+        if self._idle_steps > _IDLE_STEPS:
+            time.sleep(_IDLE_SLEEP_S)
+        return messages
+
+    def _drain_sockets(self) -> list:
+        received = []
+        for socket in (self.recv_from_tokenizer, self.recv_from_rpc):
+            while True:
+                try:
+                    received.append(socket.recv_pyobj(zmq.NOBLOCK))
+                except zmq.Again:
+                    break
+        return received
+
+    def _header(self, work: int, control: int) -> Header:
+        requests = self.requests_in_flight()
+        decision = 0 if self._decision is None else 1 + list(Layout).index(self._decision)
+        running = len(requests) - len(self.waiting_queue)
+        return Header(work, control, len(requests), running, self.tokens_generated, decision)
+
+    def requests_in_flight(self) -> list[Req]:
+        """Requests of this rank that have not finished, in any state."""
+        requests = {id(req): req for req in self.running_batch.reqs}
+        if self.last_batch is not None:
+            requests |= {id(req): req for req in self.last_batch.reqs}
+        if self.chunked_req is not None:
+            requests[id(self.chunked_req)] = self.chunked_req
+        requests |= {id(req): req for req in (*self.parked, *self.waiting_queue)}
+        return [req for req in requests.values() if not req.finished()]
+
+    def get_next_batch_to_run(self):
+        decision = self.inbox.headers[0].decision
+        if decision:
+            target = list(Layout)[decision - 1]
+            if target != self.layout:
+                self.switch(target, "policy")
+        if not self.tp_worker.weights.complete:
+            settle(self)  # an unmerged prefill batch would be lost with the step
+            return None
+        if self.chunked_req is None and self.parked:
+            self.chunked_req = self.parked.popleft()
+            self._chunked_req_scheduled_last_iter = False
+        return super().get_next_batch_to_run()
+
+    def switch(self, target: Layout, reason: str, with_weights: bool = True):
+        """Switch now, on all ranks in the same step. Returns the SwitchRecord."""
+        record = self.switcher.run(target, reason, with_weights)
+        self._decision = None
+        if record.refused:
+            self.switch_policy.refused(time.monotonic())
+        else:
+            self.switch_policy.switched(time.monotonic())
+        self.trace.switched(record)
+        return record
+
+    # ---- requests
+
+    def handle_generate_request(self, recv_req) -> None:
+        reason = self.tp_worker.weights.reason
+        if reason:
+            self.send_to_tokenizer.send_output(_abort(recv_req.rid, reason, 503), recv_req)
+            return
+        super().handle_generate_request(recv_req)
+
+    def init_req_max_new_tokens(self, req: Req) -> None:
+        """Admit by EP's limits in both layouts, so that a request accepted in TP fits on one EP rank."""
+        super().init_req_max_new_tokens(req)
+        page = self.page_size
+        rows = self.layouts[Layout.EP].runner.max_total_num_tokens
+        room = rows - -(-len(req.origin_input_ids) // page) * page - page - 1
+        req.sampling_params.max_new_tokens = max(0, min(req.sampling_params.max_new_tokens, room))
+
+    def abort_request(self, recv_req: AbortReq) -> None:
+        """Abort exactly the request named: upstream also aborts every id that the given one is a prefix of."""
+
+        def hit(req: Req) -> bool:
+            return recv_req.abort_all or req.rid == recv_req.rid
+
+        for req in filter(hit, self.waiting_queue):
+            self.send_to_tokenizer.send_output(AbortReq(rid=req.rid), req)
+        self.waiting_queue = [req for req in self.waiting_queue if not hit(req)]
+        # The others finish in their next step, which frees their KV.
+        for req in filter(hit, self.requests_in_flight()):
+            req.to_finish = FINISH_ABORT()
+
+    def process_batch_result(self, batch, result) -> None:
+        done_before = sum(req.finished() or req.is_retracted or req.is_chunked > 0 for req in batch.reqs)
+        super().process_batch_result(batch, result)
+        if not batch.forward_mode.is_idle() and (self.layout == Layout.EP or self.tp_rank == 0):
+            self.tokens_generated += len(batch.reqs) - done_before
+
+    def is_fully_idle(self, for_health_check: bool = False) -> bool:
+        return not self.parked and super().is_fully_idle(for_health_check)
+
+    # ---- control
+
+    def get_internal_state(self, recv_req: GetInternalStateReq):
+        if isinstance(recv_req, commands.Command):
+            return commands.handle(self, recv_req)
+        return super().get_internal_state(recv_req)
+
+    def update_weights_from_tensor(self, recv_req: UpdateWeightsFromTensorReqInput):
+        if recv_req.flush_cache and not self.is_fully_idle():
+            return UpdateWeightsFromTensorReqOutput(
+                False,
+                f"flush_cache=True needs an idle engine, {len(self.requests_in_flight())} requests are in flight: "
+                "abort or retract them, or pass flush_cache=False; nothing was written",
+            )
+        return super().update_weights_from_tensor(recv_req)
+
+    def _before_weights_are_written(self) -> None:
+        """A full update replaces every weight: with nothing in flight, load it into EP, moving nothing."""
+        if self.layout == Layout.TP and self.tp_worker.weights.complete and self.is_fully_idle():
+            self.switch(Layout.EP, "step", with_weights=False)
+
+    def update_weights_from_disk(self, recv_req: UpdateWeightFromDiskReqInput):
+        return UpdateWeightFromDiskReqOutput(False, _OTHER_UPDATE, 0)
+
+    def update_weights_from_distributed(self, recv_req: UpdateWeightsFromDistributedReqInput):
+        return UpdateWeightsFromDistributedReqOutput(False, _OTHER_UPDATE)
+
+    def update_weights_from_ipc(self, recv_req: UpdateWeightsFromIPCReqInput):
+        return UpdateWeightsFromIPCReqOutput(False, _OTHER_UPDATE)
+
+
+def _abort(rid: str, message: str, status: int) -> AbortReq:
+    return AbortReq(rid=rid, finished_reason={"type": "abort", "status_code": status, "message": message})

@@ -1,0 +1,238 @@
+"""One rank's steps of a switch: the protocol of switch/coordinator.py on SGLang's scheduler."""
+
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from sglang.srt.utils import set_random_seed
+
+from moebius_engine.layout import Layout
+from moebius_engine.layout.partition import Capacity
+from moebius_engine.layout.plan import Block, RowMove, expert_blocks, kv_blocks, reverse
+from moebius_engine.layout.slots import layer_order
+from moebius_engine.sglang import handover, placement, requests
+from moebius_engine.sglang.handover import Handover
+from moebius_engine.sglang.kv_check import Digests, differences, kv_digests
+from moebius_engine.sglang.layout_state import LayoutState
+from moebius_engine.sglang.placement import Place
+from moebius_engine.sglang.roster import read_roster, write_roster
+from moebius_engine.sglang.settle import settle
+from moebius_engine.switch.coordinator import run_switch
+from moebius_engine.telemetry import SwitchRecord
+from moebius_engine.transfer import pick
+
+log = logging.getLogger(__name__)
+
+_SEED_STRIDE = 1_000_003
+
+
+@dataclass
+class Plan:
+    """What this rank does for one switch."""
+
+    target: Layout
+    handover: Handover
+    places: list[list[Place]]  # per destination rank; for TP one list, the same on every rank
+    counts: dict[str, int]
+    slots: list[int] = field(default_factory=list)
+    moves: list[RowMove] = field(default_factory=list)
+    blocks: list[Block] = field(default_factory=list)
+    before: Digests = field(default_factory=dict)
+
+    def own_places(self, rank: int) -> list[Place]:
+        return self.places[0 if self.target == Layout.TP else rank]
+
+
+class Switcher:
+    """scheduler: the SwitchingScheduler of this rank."""
+
+    def __init__(self, scheduler):
+        self._s = scheduler
+        self._rank, self._ranks = scheduler.tp_rank, scheduler.tp_size
+        self._shape, self._arena = scheduler.tp_worker.shape, scheduler.tp_worker.arena
+        self._group = scheduler.tp_cpu_group
+        self._transfer = pick(scheduler.config.transfer, scheduler.tp_group.device_group)
+        w13_EIH, w2_EHI = self._arena.experts(Layout.EP, 0)
+        self._transfer.reserve(w13_EIH.numel() + w2_EHI.numel(), w13_EIH.dtype, w13_EIH.device)
+        self._switches = 0
+        self._plan: Plan | None = None
+
+    def run(self, target: Layout, reason: str, with_weights: bool = True) -> SwitchRecord:
+        """Switch all ranks. Collective. See coordinator.run_switch."""
+        s, source, began, started = self._s, self._s.layout, time.perf_counter(), self._s.trace.elapsed_s()
+        self._plan = None
+        outcome = run_switch(self, self._agree, target, with_weights=with_weights)
+        total = 1e3 * (time.perf_counter() - began)
+        phases = {f"{phase}_ms": outcome.ms.get(phase, 0.0) for phase in ("decide", "metadata", "kv", "weights")}
+        plan = self._plan
+        record = SwitchRecord(
+            source=source.value,
+            target=target.value,
+            reason=reason,
+            step=s.trace.step,
+            forward_ct=s.forward_ct,
+            started_at_s=started,
+            **plan.counts,
+            kv_tokens=sum(move.tokens for move in plan.moves),
+            **phases,
+            rest_ms=total - sum(phases.values()),
+            total_ms=total,
+            kv_bytes=outcome.kv_bytes,
+            weight_bytes=outcome.weight_bytes,
+            refused=outcome.refused,
+        )
+        self._plan = None
+        if self._rank == 0:
+            log.info("switch %s", record.model_dump_json())
+        return record
+
+    def _agree(self, reason: str | None) -> str | None:
+        flags = torch.empty(self._ranks, dtype=torch.int64)
+        mine = torch.tensor([int(reason is not None)])
+        dist.all_gather_into_tensor(flags, mine, group=self._group)
+        if not flags.any():
+            return None
+        reasons: list[Any] = [None] * self._ranks
+        dist.all_gather_object(reasons, reason, group=self._group)
+        return "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(reasons) if text)
+
+    # ---- Steps
+
+    def settle(self) -> None:
+        settle(self._s)
+
+    def plan(self, target: Layout) -> str | None:
+        s = self._s
+        source, destination = s.layouts[s.layout], s.layouts[target]
+        roster, page = read_roster(s), s.page_size
+        if target == Layout.TP:
+            given = handover.gather(roster, s.new_token_ratio, s.tokenizer, self._group)
+            union = given.roster
+        else:
+            limits = Capacity(destination.requests.size, destination.allocator.size)
+            given = handover.divide(roster, s.new_token_ratio, self._rank, self._ranks, limits, page)
+            union = roster
+        counts = {
+            "running": len(union.running),
+            "waiting": len(union.waiting),
+            "prefilling": len(union.prefilling),
+        }
+        places = [placement.plan_places(held, page) for held in given.held]
+        plan = self._plan = Plan(target, given, places, counts)
+        own = plan.own_places(self._rank)
+        rows = placement.rows_needed(own, page)
+        if rows > destination.allocator.size or len(own) > destination.requests.size:
+            return (
+                f"{len(own)} requests with {rows} KV rows do not fit into {target}, which holds "
+                f"{destination.requests.size} requests and {destination.allocator.size} rows a rank"
+            )
+        plan.slots, new_rows = placement.occupy(destination, own, page)
+        plan.moves = self._row_moves(plan, source, new_rows)
+        plan.blocks = kv_blocks(self._shape, self._ranks, target, plan.moves)
+        if s.config.check_bytes:
+            plan.before = self._digests(source, [(p, p.req.req_pool_idx) for p in self._read_places(plan)])
+        return None
+
+    def move_kv(self) -> int:
+        assert self._plan is not None
+        return self._move_kv(self._plan.blocks, self._s.layout, self._plan.target)
+
+    def return_kv(self) -> None:
+        assert self._plan is not None
+        self._move_kv(reverse(self._plan.blocks), self._plan.target, self._s.layout)
+
+    def move_weights(self) -> int:
+        assert self._plan is not None
+        return self._move_weights(self._s.layout, self._plan.target)
+
+    def return_weights(self) -> None:
+        assert self._plan is not None
+        self._move_weights(self._plan.target, self._s.layout)
+
+    def verify(self) -> str | None:
+        if not self._s.config.check_bytes:
+            return None
+        plan = self._plan
+        assert plan is not None
+        placed = list(zip(plan.own_places(self._rank), plan.slots, strict=True))
+        after = self._digests(self._s.layouts[plan.target], placed)
+        everyone: list[Any] = [None] * self._ranks
+        dist.all_gather_object(everyone, (plan.before, after), group=self._group)
+        wrong = differences([b for b, _ in everyone], [a for _, a in everyone])
+        return f"KV of {len(wrong)} (request, head) pairs differs after the move, first {wrong[0]}" if wrong else None
+
+    def commit(self) -> None:
+        s, plan = self._s, self._plan
+        assert plan is not None
+        source, destination = s.layouts[s.layout], s.layouts[plan.target]
+        for req in plan.handover.retracted:
+            req.reset_for_retract()
+        for req in plan.handover.roster.waiting:
+            requests.forget_place(req)
+        placement.settle_in(destination, plan.own_places(self._rank), plan.slots)
+        source.clear()
+        destination.select(s)
+        s.new_token_ratio = plan.handover.new_token_ratio
+        write_roster(s, plan.handover.roster)
+        self._switches += 1
+        # TP's ranks must draw the same random numbers; EP's must not, or their samples would repeat each other's.
+        own_stream = self._rank if plan.target == Layout.EP else 0
+        set_random_seed(s.random_seed + self._switches * _SEED_STRIDE + own_stream)
+
+    def abandon(self) -> None:
+        assert self._plan is not None
+        self._s.layouts[self._plan.target].clear()
+
+    # ---- moving
+
+    def _row_moves(self, plan: Plan, source: LayoutState, new_rows: torch.Tensor) -> list[RowMove]:
+        """KV rows between each EP rank and the TP ranks; rows of other ranks' pools are unknown here."""
+        moves = []
+        if plan.target == Layout.EP:
+            for ep_rank, places in enumerate(plan.places):
+                rows = new_rows if ep_rank == self._rank else None
+                tokens = sum(place.moved for place in places)
+                moves.append(RowMove(ep_rank, tokens, rows, placement.source_rows(source, places)))
+            return moves
+        (places,) = plan.places
+        owner_of_row = torch.repeat_interleave(
+            torch.tensor([place.source for place in places], dtype=torch.int64),
+            torch.tensor([place.moved for place in places], dtype=torch.int64),
+        ).to(new_rows.device)
+        for owner in range(self._ranks):
+            owned = [place for place in places if place.source == owner]
+            rows = placement.source_rows(source, owned) if owner == self._rank else None
+            tokens = sum(place.moved for place in owned)
+            moves.append(RowMove(owner, tokens, rows, new_rows[owner_of_row == owner]))
+        return moves
+
+    def _move_kv(self, blocks: list[Block], source: Layout, target: Layout) -> int:
+        if not blocks:
+            return 0
+        moved = 0
+        for layer in layer_order(target, self._shape.layers):
+            k_TKD, v_TKD = self._arena.kv(source, layer)
+            new_k_TKD, new_v_TKD = self._arena.kv(target, layer)
+            self._transfer.move(blocks, {"k": k_TKD, "v": v_TKD}, {"k": new_k_TKD, "v": new_v_TKD})
+            moved += sum(block.numel for block in blocks) * k_TKD.element_size()
+        return moved
+
+    def _move_weights(self, source: Layout, target: Layout) -> int:
+        blocks, moved = expert_blocks(self._shape, self._ranks, target), 0
+        for layer in layer_order(target, self._shape.layers):
+            w13_EIH, w2_EHI = self._arena.experts(source, layer)
+            new_w13_EIH, new_w2_EHI = self._arena.experts(target, layer)
+            self._transfer.move(blocks, {"w13": w13_EIH, "w2": w2_EHI}, {"w13": new_w13_EIH, "w2": new_w2_EHI})
+            moved += sum(block.numel for block in blocks) * w13_EIH.element_size()
+        return moved
+
+    def _read_places(self, plan: Plan) -> list[Place]:
+        """The places whose KV this rank holds before the switch."""
+        places = [place for part in plan.places for place in part]
+        return places if plan.target == Layout.EP else [place for place in places if place.source == self._rank]
+
+    def _digests(self, state: LayoutState, placed: list[tuple[Place, int]]) -> Digests:
+        return kv_digests(state, placed, self._rank, self._ranks, self._shape)

@@ -1,0 +1,60 @@
+"""Rank 0's record of a rollout step: the in-flight count over time, switches, idle ranks."""
+
+import time
+
+from moebius_engine.layout import Layout
+from moebius_engine.sglang.inbox import Header
+from moebius_engine.telemetry import StepTrace, SwitchRecord, TraceSample
+
+
+class Trace:
+    """ranks: P. A trace runs from the engine's start or the last begin(); samples are kept when the count changes."""
+
+    def __init__(self, ranks: int):
+        self._ranks = ranks
+        self.begin(step=0)
+
+    def begin(self, step: int) -> None:
+        self.step = step
+        self._began = time.monotonic()
+        self._tokens_before: int | None = None
+        self._samples: list[TraceSample] = []
+        self._switches: list[SwitchRecord] = []
+        self._rank_steps = self._idle_rank_steps = 0
+        self._last: TraceSample | None = None
+
+    def elapsed_s(self) -> float:
+        """Seconds since the step began."""
+        return time.monotonic() - self._began
+
+    def sample(self, layout: Layout, headers: list[Header], inflight: int) -> None:
+        """Record one exchange."""
+        tokens = sum(header.tokens for header in headers)
+        if self._tokens_before is None:
+            self._tokens_before = tokens
+        idle = sum(header.running == 0 for header in headers)
+        if idle < self._ranks:
+            self._rank_steps += self._ranks
+            self._idle_rank_steps += idle
+        last = self._last
+        if last is not None and last.inflight == inflight and last.layout == layout:
+            return
+        self._last = TraceSample(
+            t_s=self.elapsed_s(),
+            inflight=inflight,
+            tokens=tokens - self._tokens_before,
+            layout=layout.value,
+        )
+        self._samples.append(self._last)
+
+    def switched(self, record: SwitchRecord) -> None:
+        self._switches.append(record)
+
+    def end(self) -> StepTrace:
+        return StepTrace(
+            step=self.step,
+            samples=self._samples,
+            switches=self._switches,
+            rank_steps=self._rank_steps,
+            idle_rank_steps=self._idle_rank_steps,
+        )

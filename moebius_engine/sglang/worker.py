@@ -1,0 +1,122 @@
+"""TpModelWorker with both layouts: builds the two runners and keeps their weights equal."""
+
+import logging
+import time
+from collections.abc import Callable
+
+import torch
+from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
+from sglang.srt.managers.tp_worker import TpModelWorker
+from sglang.srt.model_executor.model_runner import _unwrap_tensor
+from sglang.srt.server_args import ServerArgs
+from sglang.srt.utils import MultiprocessingSerializer
+from sglang.srt.utils.patch_torch import monkey_patch_torch_reductions
+from sglang.srt.weight_sync.tensor_bucket import FlattenedTensorBucket
+
+from moebius_engine.layout import Layout
+from moebius_engine.layout.shape import ModelShape
+from moebius_engine.memory.arena import Arena
+from moebius_engine.sglang import shards
+from moebius_engine.sglang.layout_state import GlobalState, LayoutState, enter_tp_globals
+from moebius_engine.sglang.runner import ArenaRunner, SecondRunner
+from moebius_engine.weights.manifest import is_expert, qwen3_moe_manifest
+from moebius_engine.weights.update import WeightSet
+
+log = logging.getLogger(__name__)
+
+
+class SwitchingWorker(TpModelWorker):
+    """Holds the EP and the TP runner of a rank over one arena; the scheduler selects one of them."""
+
+    def __init__(self, *args, tp_server_args: ServerArgs, **kwargs):
+        self.tp_server_args = tp_server_args
+        self.before_writing: Callable[[], None] = lambda: None  # the scheduler's, before an update's first byte
+        super().__init__(*args, **kwargs)
+
+    def _init_model_runner(self) -> None:
+        began = time.perf_counter()
+        self.shape = ModelShape.from_hf_config(self.model_config.hf_config.to_dict())
+        self.arena = Arena(self.shape, self.tp_size, self.model_config.dtype, self.server_args.device)
+        self.weights = WeightSet(qwen3_moe_manifest(self.shape))
+        common = {
+            "model_config": self.model_config,
+            "gpu_id": self.gpu_id,
+            "tp_rank": self.tp_rank,
+            "tp_size": self.tp_size,
+            "pp_rank": 0,
+            "pp_size": 1,
+            "nccl_port": self.nccl_port,
+            "arena": self.arena,
+        }
+        ep = ArenaRunner(
+            mem_fraction_static=self.server_args.mem_fraction_static,
+            moe_ep_rank=self.moe_ep_rank,
+            moe_ep_size=self.ep_size,
+            dp_rank=self.dp_rank,
+            server_args=self.server_args,
+            **common,
+        )
+        ep_globals = GlobalState()
+        enter_tp_globals(self.tp_server_args)
+        tp = SecondRunner(
+            mem_fraction_static=self.tp_server_args.mem_fraction_static,
+            moe_ep_rank=0,
+            moe_ep_size=1,
+            dp_rank=None,
+            server_args=self.tp_server_args,
+            first=ep,
+            **common,
+        )
+        tp_globals = GlobalState()
+        ep_globals.install()
+        shards.refresh(ep.model, tp.model, self.shape)
+        self._model_runner = ep
+        self.layouts = {
+            Layout.EP: LayoutState(Layout.EP, ep, self.server_args, ep_globals),
+            Layout.TP: LayoutState(Layout.TP, tp, self.tp_server_args, tp_globals),
+        }
+        log.info(
+            "both layouts resident after %.1f s; KV rows %d in EP, %d in TP",
+            time.perf_counter() - began,
+            self.arena.kv_rows(Layout.EP),
+            self.arena.kv_rows(Layout.TP),
+        )
+
+    def update_weights_from_tensor(self, recv_req: UpdateWeightsFromTensorReqInput) -> tuple[bool, str]:
+        """Write one bucket of a full update: experts into the live layout, the rest into EP's full copy.
+
+        When the set is complete, TP's shards are cut anew, so both layouts hold the new weights. Returns SGLang's
+        (success, message); a refused bucket has written nothing.
+        """
+        if recv_req.load_format not in (None, "flattened_bucket"):
+            return False, f"load_format={recv_req.load_format!r} is not supported: use None or 'flattened_bucket'"
+        tensors = self._read_bucket(recv_req)
+        try:
+            self.weights.check((name, tuple(tensor.shape)) for name, tensor in tensors)
+        except ValueError as error:
+            return False, str(error)
+        if not tensors:
+            return True, "empty update: nothing to do"
+        self.before_writing()
+        names = [name for name, _ in tensors]
+        self.weights.begin(names)
+        try:
+            # Two module trees, one rule each: experts exist once, in the live layout; the rest is full in EP's tree.
+            self.model_runner.model.load_weights([pair for pair in tensors if is_expert(pair[0])])
+            full = self.layouts[Layout.EP].runner.model
+            full.load_weights([pair for pair in tensors if not is_expert(pair[0])])
+        except BaseException:
+            self.weights.invalidate()
+            raise
+        if self.weights.arrived(names):
+            shards.refresh(full, self.layouts[Layout.TP].runner.model, self.shape)
+        return True, self.weights.reason or f"weight set {self.weights.version} complete"
+
+    def _read_bucket(self, recv_req: UpdateWeightsFromTensorReqInput) -> list[tuple[str, torch.Tensor]]:
+        monkey_patch_torch_reductions()
+        sent = MultiprocessingSerializer.deserialize(recv_req.serialized_named_tensors[self.tp_rank])
+        if recv_req.load_format == "flattened_bucket":
+            bucket = FlattenedTensorBucket(flattened_tensor=sent["flattened_tensor"], metadata=sent["metadata"])
+            return list(bucket.reconstruct_tensors())
+        device = torch.get_device_module(self.device).current_device()
+        return [(name, _unwrap_tensor(tensor, tp_rank=self.tp_rank, device=device)) for name, tensor in sent]

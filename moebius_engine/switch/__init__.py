@@ -1,0 +1,1 @@
+"""When to switch (policy), and in which order (coordinator)."""

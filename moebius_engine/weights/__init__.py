@@ -1,0 +1,1 @@
+"""Weight updates: what a full set is, and whether it has arrived."""
