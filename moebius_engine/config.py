@@ -39,6 +39,10 @@ class SwitchConfig:
         for name, known in (("policy", PolicyName), ("transfer", TransferName)):
             if getattr(self, name) not in get_args(known):
                 raise ValueError(f"{name}={getattr(self, name)!r} is unknown: use one of {list(get_args(known))}")
+        for name, optional in (("threshold", False), ("low_threshold", True), ("window", True)):
+            value = getattr(self, name)
+            if type(value) is not int and not (optional and value is None):
+                raise ValueError(f"{name}={value!r}: a whole number")
         if self.threshold < 1:
             raise ValueError(f"threshold={self.threshold}: at least 1 request")
         if self.low_threshold is not None:

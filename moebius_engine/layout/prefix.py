@@ -1,12 +1,13 @@
 """Shared prefixes: tokens that several requests hold in the same KV rows are placed, and moved, once."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 
 
-class Shared(NamedTuple):
+@dataclass(frozen=True)
+class Shared:
     """index: the request. shared: its leading tokens (whole pages) that `sharer`, an earlier entry, has too."""
 
     index: int

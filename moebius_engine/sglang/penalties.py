@@ -45,9 +45,9 @@ def capture(batch: ScheduleBatch) -> dict[str, PenaltyState]:
 
 def restore(batch: ScheduleBatch, states: dict[str, PenaltyState]) -> None:
     """Write captured states into a batch that was built anew."""
-    orchestrator = batch.sampling_info.penalizer_orchestrator
-    if not orchestrator.is_required:
+    if batch.is_empty() or not batch.sampling_info.penalizer_orchestrator.is_required:
         return
+    orchestrator = batch.sampling_info.penalizer_orchestrator
     for kind, (attribute, _) in _STATE.items():
         penalizer = orchestrator.penalizers[kind]
         if not penalizer.is_prepared():

@@ -104,11 +104,16 @@ def occupy(state: LayoutState, places: Sequence[Place], page_size: int) -> tuple
 
 def source_rows(state: LayoutState, places: Sequence[Place]) -> torch.Tensor:
     """Rows, in the layout that the requests leave, of all tokens that are moved for `places`, in their order."""
-    if not places:
-        return torch.empty(0, dtype=torch.int64)
     table = state.requests.req_to_token
     parts = [table[place.req.req_pool_idx, place.shared : place.length] for place in places]
-    return torch.cat(parts).to(torch.int64)
+    return torch.cat(parts or [table[0, :0]]).to(torch.int64)
+
+
+def all_rows(state: LayoutState, placed: Sequence[tuple[Place, int]]) -> torch.Tensor:
+    """Rows of all tokens, shared ones as often as they are shared. placed: (place, its request slot in `state`)."""
+    table = state.requests.req_to_token
+    parts = [table[slot, : place.length] for place, slot in placed]
+    return torch.cat(parts or [table[0, :0]]).to(torch.int64)
 
 
 def settle_in(state: LayoutState, places: Sequence[Place], slots: Sequence[int]) -> None:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import torch
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
+from sglang.srt.mem_cache.common import release_kv_cache
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
 from moebius_engine.sglang import penalties
@@ -49,6 +50,24 @@ def write_roster(scheduler, roster: Roster) -> None:
     scheduler.parked.extend(roster.prefilling[1:])
     scheduler.waiting_queue = list(roster.waiting)
     scheduler.last_batch = scheduler.cur_batch = None
+
+
+def retract(scheduler, reqs: list[Req]) -> None:
+    """Give up the KV of requests of a settled scheduler: they wait again, with the tokens that they have."""
+    lost = {id(req) for req in reqs}
+    if not lost:
+        return
+    batch = scheduler.running_batch
+    if not batch.is_empty():
+        batch.filter_batch(keep_indices=[row for row, req in enumerate(batch.reqs) if id(req) not in lost])
+    prefilling = [req for req in (scheduler.chunked_req, *scheduler.parked) if req is not None and id(req) not in lost]
+    scheduler.chunked_req = prefilling[0] if prefilling else None
+    scheduler.parked.clear()
+    scheduler.parked.extend(prefilling[1:])
+    for req in reqs:
+        release_kv_cache(req, scheduler.tree_cache, is_insert=False)
+        req.reset_for_retract()
+    scheduler.waiting_queue = reqs + scheduler.waiting_queue
 
 
 def _decoding_batch(scheduler, reqs: list[Req]) -> ScheduleBatch:

@@ -7,18 +7,19 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from sglang.srt.utils import set_random_seed
 
 from moebius_engine.layout import Layout
 from moebius_engine.layout.partition import Capacity
-from moebius_engine.layout.plan import Block, RowMove, expert_blocks, kv_blocks, reverse
+from moebius_engine.layout.plan import Block, RowMove, expert_blocks, kv_blocks
 from moebius_engine.layout.slots import layer_order
 from moebius_engine.sglang import handover, placement, requests
 from moebius_engine.sglang.handover import Handover
 from moebius_engine.sglang.kv_check import Digests, differences, kv_digests
 from moebius_engine.sglang.layout_state import LayoutState
 from moebius_engine.sglang.placement import Place
-from moebius_engine.sglang.roster import read_roster, write_roster
+from moebius_engine.sglang.roster import read_roster, retract, write_roster
 from moebius_engine.sglang.settle import settle
 from moebius_engine.switch.coordinator import run_switch
 from moebius_engine.telemetry import SwitchRecord
@@ -141,8 +142,15 @@ class Switcher:
         return self._move_kv(self._plan.blocks, self._s.layout, self._plan.target)
 
     def return_kv(self) -> None:
-        assert self._plan is not None
-        self._move_kv(reverse(self._plan.blocks), self._plan.target, self._s.layout)
+        """Bring back all KV of live requests: also what was not moved because another request's rows provided it."""
+        s, plan = self._s, self._plan
+        assert plan is not None
+        source = s.layouts[s.layout]
+        blocks = kv_blocks(self._shape, self._ranks, s.layout, self._whole_moves(plan))
+        self._move_kv(blocks, plan.target, s.layout)
+        # Cached prefixes that no request holds were overwritten, and so were requests that were not placed.
+        retract(s, plan.handover.retracted)
+        source.tree.evict(EvictParams(num_tokens=source.tree.evictable_size()))
 
     def move_weights(self) -> int:
         assert self._plan is not None
@@ -207,6 +215,29 @@ class Switcher:
             rows = placement.source_rows(source, owned) if owner == self._rank else None
             tokens = sum(place.moved for place in owned)
             moves.append(RowMove(owner, tokens, rows, new_rows[owner_of_row == owner]))
+        return moves
+
+    def _whole_moves(self, plan: Plan) -> list[RowMove]:
+        """Every KV row of every placed request, from where the switch has put it to where it was."""
+        source, target = self._s.layouts[self._s.layout], self._s.layouts[plan.target]
+        slots = dict(zip(map(id, plan.own_places(self._rank)), plan.slots, strict=True))
+
+        def rows(state: LayoutState, places: list[Place]) -> torch.Tensor | None:
+            if state is target and any(id(place) not in slots for place in places):
+                return None  # placed on another rank
+            of = slots.__getitem__ if state is target else None
+            return placement.all_rows(state, [(p, of(id(p)) if of else p.req.req_pool_idx) for p in places])
+
+        moves = []
+        for ep_rank in range(self._ranks):
+            if plan.target == Layout.TP:
+                places = [place for place in plan.places[0] if place.source == ep_rank]
+                ep_rows = rows(source, places) if ep_rank == self._rank else None
+                tp_rows = rows(target, places)
+            else:
+                places = plan.places[ep_rank]
+                ep_rows, tp_rows = rows(target, places), rows(source, places)
+            moves.append(RowMove(ep_rank, sum(place.length for place in places), ep_rows, tp_rows))
         return moves
 
     def _move_kv(self, blocks: list[Block], source: Layout, target: Layout) -> int:

@@ -18,7 +18,7 @@ class Policy:
     interactive: EP as soon as the count passes Tℎ; TP when the mean of the last W counts is below Tℓ; nothing within C
     seconds of a switch.
 
-    ep, tp: never. No policy switches with nothing in flight.
+    ep, tp: never; a step begins in that layout. No policy asks for a switch while nothing is in flight.
     """
 
     def __init__(self, config: SwitchConfig):
@@ -26,25 +26,28 @@ class Policy:
         self._counts: deque[int] = deque(maxlen=config.counts)
         self._switched_at = float("-inf")
         self._refused: tuple[float, int] | None = None  # when, at which count
-        self._armed = False
         self._last = 0
+        self._armed = False  # the step has reached the threshold, or was announced to stay below it
+        self._was_in_ep = False  # with that true; from there the step goes down once
 
     def begin_step(self, requests: int | None = None) -> Layout | None:
         """A rollout step begins. requests: how many it will have, if known. Returns the layout to begin in."""
         if self._config.policy != "rollout":
-            return None
+            # A weight update or an explicit switch may have left the pinned layout.
+            return {"ep": Layout.EP, "tp": Layout.TP}.get(self._config.policy)
         small = requests is not None and requests < self._config.low
-        self._armed = small
+        self._armed, self._was_in_ep = small, False
         self._counts.clear()
         self._last = 0
         return Layout.TP if small else Layout.EP
 
     def observe(self, now_s: float, inflight: int, layout: Layout) -> Layout | None:
         """The layout to switch to, or None. now_s: monotonic seconds. inflight: running and waiting on all ranks."""
-        self._last = inflight
+        before, self._last = self._last, inflight
         if inflight == 0:
-            if self._config.policy == "rollout" and layout == Layout.TP:
-                self._armed = False
+            # What was in flight has ended, and with it the step; before its first request an announcement still holds.
+            if before:
+                self._armed = self._was_in_ep = False
             self._counts.clear()
             return None
         self._counts.append(inflight)
@@ -56,19 +59,23 @@ class Policy:
     def _wanted(self, inflight: int, layout: Layout) -> Layout | None:
         config = self._config
         if config.policy == "rollout":
-            if inflight >= config.threshold:
-                # In TP a count above the threshold belongs to a new step that nobody announced.
-                new_step = layout == Layout.TP and not self._armed
-                self._armed = True
-                return Layout.EP if new_step else None
-            fallen = layout == Layout.EP and self._armed and inflight < config.low
-            return Layout.TP if fallen else None
+            burst = inflight >= config.threshold
+            self._armed = self._armed or burst
+            if layout == Layout.TP:
+                # Not from EP: a new step that nobody announced, or announced too small.
+                return Layout.EP if burst and not self._was_in_ep else None
+            self._was_in_ep = self._armed
+            return Layout.TP if self._armed and self._mean_is_low() else None
         if config.policy == "interactive":
             if layout == Layout.TP:
                 return Layout.EP if inflight > config.threshold else None
-            full = len(self._counts) == config.counts
-            return Layout.TP if full and sum(self._counts) / len(self._counts) < config.low else None
+            # A burst that has just arrived does not show in the mean yet.
+            return Layout.TP if inflight <= config.threshold and self._mean_is_low() else None
         return None
+
+    def _mean_is_low(self) -> bool:
+        """Whether the mean of the last W counts is below Tℓ; False before there are W."""
+        return len(self._counts) == self._config.counts and sum(self._counts) / len(self._counts) < self._config.low
 
     def _held_back(self, now_s: float, inflight: int) -> bool:
         if self._refused is None:

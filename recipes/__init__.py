@@ -1,0 +1,1 @@
+"""Recipes: data, models and configuration that runs of the engine start from."""

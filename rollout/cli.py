@@ -1,0 +1,67 @@
+"""The command `moebius-rollout`. What takes seconds to import is imported by the command that needs it."""
+
+import json
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+# Plain messages: an error is one line that begins with "Error:", also in a log.
+app = typer.Typer(
+    help="RL rollouts for mixture-of-experts models, switching between expert and tensor parallelism in mid-rollout.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.command()
+def demo(
+    ranks: Annotated[int, typer.Option(help="Processes that hold the model: 2 or 4.")] = 2,
+    problems: Annotated[int, typer.Option(help="Problems in the batch, at most 64.")] = 64,
+    samples: Annotated[int, typer.Option(help="Responses to each problem.")] = 4,
+    seed: Annotated[int, typer.Option(help="Seed of the model's weights and the response lengths.")] = 0,
+    out: Annotated[Path, typer.Option(help="Folder for the report, the picture and the metrics.")] = Path("runs/demo"),
+) -> None:
+    """Run one rollout step in static TP, static EP and switching, and compare times and tokens.
+
+    Exit code 1 if the tokens differ or the switch did not happen.
+    """
+    from rich.console import Console
+
+    from rollout.demo import DemoSettings, run_demo
+
+    try:
+        settings = DemoSettings(ranks=ranks, problems=problems, samples=samples, seed=seed, out=out)
+    except ValueError as error:
+        _bad_argument(str(error))
+    raise typer.Exit(run_demo(settings, Console()))
+
+
+@app.command()
+def verify(
+    switches: Annotated[int, typer.Option(help="How often to switch, both ways in turn.")] = 10,
+    ranks: Annotated[int, typer.Option(help="Processes that hold the model.")] = 2,
+) -> None:
+    """Switch with requests in flight, and compare weights, KV, tokens and logprobs with what was never switched.
+
+    Ends with one line of JSON. Exit code 1 on any difference.
+    """
+    if switches < 1:
+        _bad_argument(f"switches must be at least 1, got {switches}")
+    if ranks < 2:
+        _bad_argument(f"ranks must be at least 2, got {ranks}; with one there is nothing to switch")
+    from rollout.verify import run
+
+    result = run(switches=switches, ranks=ranks)
+    typer.echo(json.dumps(result))
+    raise typer.Exit(0 if result["ok"] else 1)
+
+
+def _bad_argument(message: str) -> NoReturn:
+    typer.echo(f"Error: {message}", err=True)
+    raise typer.Exit(2)
+
+
+if __name__ == "__main__":
+    app()

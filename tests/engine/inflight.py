@@ -1,0 +1,67 @@
+"""Switching an engine while requests are in flight, and comparing with a run that was not switched."""
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+GREEDY = {"temperature": 0, "ignore_eos": True, "max_new_tokens": 48}
+
+
+@dataclass
+class Run:
+    """Answers of a switched run and the records of its switches."""
+
+    answers: list[dict]
+    records: list
+
+    @property
+    def tokens(self) -> list[list[int]]:
+        return [answer["output_ids"] for answer in self.answers]
+
+
+def prompts(count: int, length: int = 6) -> list[list[int]]:
+    """Distinct prompts, pairs of which share all but the last token."""
+    return [[7 + row // 2, *range(20, 18 + length), 300 + row] for row in range(count)]
+
+
+def switched_run(engine, layouts, *, after: int = 4, **request) -> Run:
+    """Generate a batch and switch through `layouts`, each time once every request has `after` more tokens or so.
+
+    A switch without requests in flight would prove nothing, so it fails.
+    """
+
+    async def go() -> Run:
+        task = asyncio.ensure_future(engine.async_generate(**request))
+        records = []
+        for layout in layouts:
+            await wait_for_steps(engine, after)
+            records.append(await engine.async_switch(layout))
+        return Run(await task, records)
+
+    run = engine.loop.run_until_complete(go())
+    for record in run.records:
+        assert record is not None and record.inflight > 0, f"nothing in flight at {record}"
+    return run
+
+
+async def wait_for_steps(engine, steps: int, deadline_s: float = 30) -> None:
+    """Wait until rank 0 has run that many more forward steps. Fails if that takes longer than the deadline."""
+    began = time.monotonic()
+    target = (await engine.async_health())["ranks"][0]["forward_ct"] + steps
+    while True:
+        health = await engine.async_health()
+        if health["ranks"][0]["forward_ct"] >= target:
+            return
+        assert time.monotonic() - began < deadline_s, f"no {steps} steps within {deadline_s} s: {health}"
+        await asyncio.sleep(0.002)
+
+
+def logprob_difference(left: list[dict], right: list[dict]) -> float:
+    """Largest difference between the two runs' output logprobs."""
+    return max(
+        abs(a[0] - b[0])
+        for one, other in zip(left, right, strict=True)
+        for a, b in zip(
+            one["meta_info"]["output_token_logprobs"], other["meta_info"]["output_token_logprobs"], strict=True
+        )
+    )
