@@ -21,7 +21,8 @@ class Run:
 
 def prompts(count: int, length: int = 6) -> list[list[int]]:
     """Distinct prompts, pairs of which share all but the last token."""
-    return [[7 + row // 2, *range(20, 18 + length), 300 + row] for row in range(count)]
+    middle = [20 + position * 7 % 240 for position in range(length - 2)]
+    return [[7 + row // 2, *middle, 300 + row] for row in range(count)]
 
 
 def switched_run(engine, layouts, *, after: int = 4, **request) -> Run:

@@ -1,0 +1,53 @@
+"""SwitchConfig: defaults of the paper, and what is refused."""
+
+import dataclasses
+
+import pytest
+
+from moebius_engine.config import SwitchConfig
+
+
+@pytest.mark.parametrize(
+    ("policy", "low", "counts", "rest_s"), [("rollout", 256, 1, 0.0), ("interactive", 204, 8, 5.0), ("ep", 256, 1, 0.0)]
+)
+def test_defaults_are_the_papers(policy, low, counts, rest_s):
+    config = SwitchConfig(policy=policy)
+    assert (config.threshold, config.low, config.counts, config.rest_s) == (256, low, counts, rest_s)
+
+
+def test_given_values_win():
+    config = SwitchConfig(policy="interactive", threshold=10, low_threshold=3, window=2, cooldown_s=0.0)
+    assert (config.low, config.counts, config.rest_s) == (3, 2, 0.0)
+
+
+def test_the_smallest_interactive_band_can_still_switch_back():
+    assert SwitchConfig(policy="interactive", threshold=1).low == 1
+
+
+def test_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        SwitchConfig().threshold = 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"policy": "auto"}, r"policy='auto' is unknown: use one of \['rollout', 'interactive', 'ep', 'tp', 'off'\]"),
+        ({"transfer": "direct"}, r"transfer='direct' is unknown: use one of \['auto', 'collective'\]"),
+        ({"threshold": 0}, "threshold=0: at least 1"),
+        ({"threshold": "256"}, "threshold='256': a whole number"),
+        ({"threshold": 2.5}, "threshold=2.5: a whole number"),
+        ({"window": True}, "window=True: a whole number"),
+        ({"low_threshold": 200}, "low_threshold=200 with threshold=256: the rollout policy has one threshold"),
+        ({"policy": "interactive", "low_threshold": 257}, "low_threshold=257 must lie between 1 and threshold=256"),
+        ({"policy": "interactive", "low_threshold": 0}, "low_threshold=0 must lie between 1 and threshold=256"),
+        ({"window": 0}, "window=0: at least 1"),
+        ({"cooldown_s": -1.0}, "cooldown_s=-1.0: 0 seconds or more"),
+        ({"cooldown_s": float("nan")}, "cooldown_s=nan"),
+        ({"timeout_s": 0.0}, "timeout_s=0.0: more than 0"),
+        ({"timeout_s": float("inf")}, "timeout_s=inf"),
+    ],
+)
+def test_contradictions_are_refused(settings, text):
+    with pytest.raises(ValueError, match=text):
+        SwitchConfig(**settings)
