@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from moebius_engine.layout import Layout
+
 PolicyName = Literal["rollout", "interactive", "ep", "tp", "off"]
 TransferName = Literal["auto", "collective"]
 
@@ -13,7 +15,8 @@ class SwitchConfig:
 
     policy: "rollout" (EP for the burst of a step, TP for its tail), "interactive" (a band with a window and a
         cooldown), "ep" or "tp" (both layouts resident, that one kept until engine.switch is called), or "off" (a
-        stock SGLang engine in EP; no second layout is built).
+        stock SGLang engine; no second layout is built).
+    static_layout: with "off", the layout that the stock engine runs.
     threshold: Tℎ, requests in flight above which EP is faster. 256 is the paper's for Qwen3-235B on 8×H200; measure
         your own.
     low_threshold: Tℓ, below which TP is faster. rollout: always Tℎ; interactive: 0.8 Tℎ unless given.
@@ -27,6 +30,7 @@ class SwitchConfig:
     """
 
     policy: PolicyName = "rollout"
+    static_layout: Layout = Layout.EP
     threshold: int = 256
     low_threshold: int | None = None
     window: int | None = None
@@ -39,6 +43,13 @@ class SwitchConfig:
         for name, known in (("policy", PolicyName), ("transfer", TransferName)):
             if getattr(self, name) not in get_args(known):
                 raise ValueError(f"{name}={getattr(self, name)!r} is unknown: use one of {list(get_args(known))}")
+        if self.static_layout not in set(Layout):
+            raise ValueError(f"static_layout={self.static_layout!r} is unknown: use one of {[str(x) for x in Layout]}")
+        if self.policy != "off" and self.static_layout != Layout.EP:
+            raise ValueError(
+                f"static_layout={str(self.static_layout)!r} with policy={self.policy!r}: only policy='off' has one; "
+                "policy='tp' keeps TP with both layouts resident"
+            )
         for name, optional in (("threshold", False), ("low_threshold", True), ("window", True)):
             value = getattr(self, name)
             if type(value) is not int and not (optional and value is None):

@@ -24,8 +24,8 @@ from sglang.srt.server_args import ServerArgs
 from sglang.srt.utils import MultiprocessingSerializer, kill_process_tree
 
 from moebius_engine.sglang import door
-from moebius_engine.sglang.commands import Command
-from moebius_engine.sglang.process import run_scheduler
+from moebius_engine.sglang.commands import STATIC_COMMANDS, Command
+from moebius_engine.sglang.process import run_scheduler, run_static_scheduler
 
 Result = TypeVar("Result")
 NamedTensors = Iterable[tuple[str, torch.Tensor]]
@@ -60,8 +60,12 @@ class SwitchingEngine(Engine):
         port = server_arguments.choose_port(server_args.pop("port", None))
         server_args |= {"model_path": model_path, "port": port}
         ep, tp = server_arguments.both_layouts(ranks, server_args, self.config.timeout_s)
-        if self.config.policy != "off":
-            self.run_scheduler_process_func = functools.partial(run_scheduler, ServerArgs(**tp), self.config)
+        if self.config.policy == "off":
+            self.run_scheduler_process_func = run_static_scheduler
+            static = {Layout.EP: ep, Layout.TP: tp}[Layout(self.config.static_layout)]
+            super().__init__(server_args=ServerArgs(**static))
+            return
+        self.run_scheduler_process_func = functools.partial(run_scheduler, ServerArgs(**tp), self.config)
         super().__init__(server_args=ServerArgs(**ep))
         if self.config.policy == "tp":
             self.switch("tp")
@@ -151,7 +155,7 @@ class SwitchingEngine(Engine):
 
     async def async_weight_digests(self) -> list[dict[str, tuple[str, int]]]:
         """Per rank: name → (digest, bytes) of every parameter of the live layout."""
-        return [rank["digests"] for rank in await self._command("weight_digests")]
+        return (await self._command("weight_digests"))[0]["digests"]
 
     async def async_addresses(self) -> list[dict[str, int]]:
         """Per rank: name → address of every parameter and KV buffer of both layouts."""
@@ -177,7 +181,7 @@ class SwitchingEngine(Engine):
 
     async def _command(self, name: str, **arguments: Any) -> list[dict[str, Any]]:
         """Run a command on all ranks in the same step. Returns their answers in rank order."""
-        if self.config.policy == "off":
+        if self.config.policy == "off" and name not in STATIC_COMMANDS:
             raise ValueError(f"{name} needs switching, which is off (SwitchConfig(policy='off'))")
         self.tokenizer_manager.auto_create_handle_loop()
         answers = await self._within(

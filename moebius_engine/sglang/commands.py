@@ -4,9 +4,11 @@ They travel as a subclass of SGLang's GetInternalStateReq: that message already 
 its answers already come back as one dict a rank, so no upstream dispatcher needs a hook.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch.distributed as dist
 from sglang.srt.managers.io_struct import GetInternalStateReq, GetInternalStateReqOutput
 
 from moebius_engine.layout import Layout
@@ -66,14 +68,26 @@ def _invalidate_weights(scheduler) -> dict[str, Any]:
 
 
 def _weight_digests(scheduler) -> dict[str, Any]:
-    return {"digests": inspection.weight_digests(scheduler.tp_worker.model_runner.model)}
+    mine = inspection.weight_digests(scheduler.tp_worker.model_runner.model)
+    everyone: list[Any] = [None] * scheduler.tp_size
+    # Gathered, because in a stock TP engine rank 0 alone can answer.
+    dist.all_gather_object(everyone, mine, group=scheduler.tp_cpu_group)
+    return {"digests": everyone}
 
 
 def _addresses(scheduler) -> dict[str, Any]:
     return {"addresses": inspection.addresses(scheduler)}
 
 
-_HANDLERS = {
+def answer_static(original, self, recv_req):
+    """Hook of a stock scheduler: answer our commands, leave the rest to SGLang."""
+    return handle(self, recv_req) if isinstance(recv_req, Command) else original(self, recv_req)
+
+
+STATIC_COMMANDS = ("weight_digests",)
+"""Commands that a stock scheduler answers too."""
+
+_HANDLERS: dict[str, Callable[..., dict[str, Any]]] = {
     "switch": _switch,
     "begin_step": _begin_step,
     "end_step": _end_step,

@@ -19,3 +19,12 @@ def run_scheduler(tp_server_args: ServerArgs, config: SwitchConfig, *args) -> No
 
     hooks.apply(switching_hooks(tp_server_args, config))
     run_scheduler_process(*args)
+
+
+def run_static_scheduler(*args) -> None:
+    """Run SGLang's own scheduler process, which also answers the commands that only look (commands.STATIC_COMMANDS)."""
+    load_plugins()
+    from moebius_engine.sglang.table import STATIC_HOOKS
+
+    hooks.apply(STATIC_HOOKS)
+    run_scheduler_process(*args)

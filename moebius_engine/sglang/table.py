@@ -5,6 +5,7 @@ from sglang.srt.server_args import ServerArgs
 
 from moebius_engine.config import SwitchConfig
 from moebius_engine.sglang.building import BUILDING_HOOKS
+from moebius_engine.sglang.commands import answer_static
 from moebius_engine.sglang.hooks import Hook
 from moebius_engine.sglang.penalties import PENALTY_HOOKS
 from moebius_engine.sglang.scheduler import SwitchingScheduler
@@ -24,3 +25,14 @@ def switching_hooks(tp_server_args: ServerArgs, config: SwitchConfig) -> tuple[H
         *BUILDING_HOOKS,
         *PENALTY_HOOKS,
     )
+
+
+STATIC_HOOKS = (
+    Hook(
+        "sglang.srt.managers.scheduler.Scheduler.get_internal_state",
+        HookType.AROUND,
+        answer_static,
+        ("self", "recv_req"),
+        "a stock engine with switching off shows its weights' digests, for comparison",
+    ),
+)
