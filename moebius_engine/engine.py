@@ -3,7 +3,7 @@
 import asyncio
 import functools
 import time
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Collection, Iterable
 from typing import Any, TypeVar
 
 import torch
@@ -14,6 +14,8 @@ from moebius_engine.layout.shape import ModelShape, check_ranks
 from moebius_engine.sglang import arguments as server_arguments
 from moebius_engine.sglang.cpu import environment
 from moebius_engine.telemetry import StepTrace, SwitchRecord, UpdateRecord
+from moebius_engine.weights.manifest import qwen3_moe_manifest
+from moebius_engine.weights.update import check_full
 
 if environment.is_needed():
     environment.prepare(ranks=1)  # SGLang reads its platform when it is imported
@@ -47,6 +49,8 @@ class SwitchingEngine(Engine):
     Raises ValueError before any process starts if the model, ranks or an argument does not fit.
     """
 
+    tokenizer_manager: Any  # SGLang's TokenizerManager; None before the start and after shutdown
+
     def __init__(self, model_path: str, ranks: int = 2, switch: SwitchConfig | None = None, **server_args: Any):
         self.config = switch or SwitchConfig()
         self.ranks = ranks
@@ -67,8 +71,6 @@ class SwitchingEngine(Engine):
             return
         self.run_scheduler_process_func = functools.partial(run_scheduler, ServerArgs(**tp), self.config)
         super().__init__(server_args=ServerArgs(**ep))
-        if self.config.policy == "tp":
-            self.switch("tp")
 
     @property
     def context_len(self) -> int:
@@ -129,19 +131,22 @@ class SwitchingEngine(Engine):
     async def async_update_weights(self, named_tensors: NamedTensors, flush_cache: bool = True) -> UpdateRecord:
         """Load a full set of weights, in whichever layout is live; afterwards both layouts hold it.
 
-        named_tensors: every tensor of the model by its Hugging Face name (moebius_engine.weights.manifest). With
-        nothing in flight in TP, the engine goes back to EP first, which moves nothing. flush_cache: drop cached
-        prefixes, which belong to the old weights; needs an idle engine.
+        named_tensors: every tensor of the model by its Hugging Face name (moebius_engine.weights.manifest); none at
+        all changes nothing. With nothing in flight in TP, the engine goes back to EP first, which moves nothing.
+        flush_cache: drop cached prefixes, which belong to the old weights; needs an idle engine.
 
-        Raises ValueError for an unknown, misshapen or missing tensor. If some have been written by then, generation
-        is refused until a full set has arrived.
+        Raises ValueError for an unknown, misshapen, repeated or missing tensor. A collection (a list, dict.items()) is
+        checked as a whole before anything is written. A generator is checked piece by piece: if some tensors have
+        been written when a fault shows, generation is refused until a full set has arrived.
         """
         began, count, size = time.perf_counter(), 0, 0
-        for bucket, last in _buckets(named_tensors):
+        if isinstance(named_tensors, Collection):
+            check_full(qwen3_moe_manifest(self.shape), [(name, tuple(tensor.shape)) for name, tensor in named_tensors])
+        for bucket in _buckets(named_tensors):
             count, size = count + len(bucket), size + sum(tensor.nbytes for _, tensor in bucket)
             request = UpdateWeightsFromTensorReqInput(
                 serialized_named_tensors=[MultiprocessingSerializer.serialize(bucket) for _ in range(self.ranks)],
-                flush_cache=flush_cache and last,
+                flush_cache=flush_cache,
             )
             success, message = await self._within(
                 self.tokenizer_manager.update_weights_from_tensor(request, None), "the weight update"
@@ -149,7 +154,7 @@ class SwitchingEngine(Engine):
             if not success:
                 raise ValueError(message.split(" | ")[0])
         health = await self.async_health()
-        if not health["weights_valid"]:
+        if count and not health["weights_valid"]:
             raise ValueError(health["weights_reason"])
         return UpdateRecord(seconds=time.perf_counter() - began, bytes=size, tensors=count, layout=health["layout"])
 
@@ -234,14 +239,15 @@ def _read_hf_config(model_path: str, server_args: dict[str, Any]) -> dict[str, A
     return config.to_dict()
 
 
-def _buckets(named_tensors: NamedTensors) -> Iterable[tuple[list[tuple[str, torch.Tensor]], bool]]:
-    """Split an update into buckets of bounded size. Yields (bucket, whether it is the last)."""
+def _buckets(named_tensors: NamedTensors) -> Iterable[list[tuple[str, torch.Tensor]]]:
+    """Split an update into buckets of bounded size."""
     bucket: list[tuple[str, torch.Tensor]] = []
     size = 0
     for name, tensor in named_tensors:
         if bucket and size + tensor.nbytes > _BUCKET_BYTES:
-            yield bucket, False
+            yield bucket
             bucket, size = [], 0
         bucket.append((name, tensor))
         size += tensor.nbytes
-    yield bucket, True
+    if bucket:
+        yield bucket

@@ -30,6 +30,7 @@ _ONLY = {
 }
 
 _PORT_SPAN = 240  # SGLang uses port, port + 233 (ZMQ_TCP_PORT_DELTA) and the next five
+_HIGHEST_PORT = 65535 - 10000  # it also reckons with port + 10000, for gRPC (server_args.py:1149)
 
 
 def check(ranks: int, arguments: dict[str, Any]) -> None:
@@ -55,13 +56,15 @@ def check_machine(ranks: int) -> None:
 
 
 def choose_port(asked: int | None) -> int:
-    """SGLang's base port. Raises ValueError if the asked one, or one that it implies, is taken."""
+    """SGLang's base port. Raises ValueError if the asked one, or one that it implies, is out of range or taken."""
     if asked is not None:
+        if not 1 <= asked <= _HIGHEST_PORT:
+            raise ValueError(f"port={asked} must lie between 1 and {_HIGHEST_PORT}: SGLang also derives port + 10000")
         taken = [port for port in _implied(asked) if not _is_free(port)]
         if taken:
             raise ValueError(f"port={asked}: port {taken[0]} is in use, perhaps by another engine; choose another port")
         return asked
-    candidates = list(range(20000, 60000, _PORT_SPAN))
+    candidates = list(range(20000, _HIGHEST_PORT, _PORT_SPAN))
     random.SystemRandom().shuffle(candidates)
     return next(base for base in candidates if all(map(_is_free, _implied(base))))
 

@@ -38,7 +38,7 @@ def _switch(scheduler, layout: str) -> dict[str, Any]:
 def _begin_step(scheduler, step: int, requests: int | None) -> dict[str, Any]:
     scheduler.trace.begin(step)
     target = scheduler.switch_policy.begin_step(requests)
-    if target is not None and target != scheduler.layout and scheduler.tp_worker.weights.complete:
+    if target is not None and target != scheduler.layout:
         scheduler.switch(target, "step")
     return {"layout": scheduler.layout.value}
 

@@ -6,12 +6,19 @@ batch for others.
 
 import inspect
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from sglang.srt.entrypoints.engine import Engine
 
-from moebius_engine.sglang.admission import check_prompt, check_sampling
+from moebius_engine.sglang.admission import (
+    MOST_SAMPLES,
+    Limits,
+    check_logprobs,
+    check_prompt,
+    check_rid,
+    check_sampling,
+)
 
 _SIGNATURE = inspect.signature(Engine.generate)
 
@@ -27,27 +34,42 @@ _REFUSED = {
     "bootstrap_host": "prefill and decode run in one engine",
 }
 
-Refused = dict[int, dict[str, Any]]
+# What may be given once or for each row → SGLang's default, which it sets only where nothing is given for any row.
+_LOGPROBS = {"return_logprob": False, "logprob_start_len": -1, "top_logprobs_num": 0, "token_ids_logprob": None}
+
+
+class _Sample(NamedTuple):
+    """One request: the n samples of a row are n of them. refused: its answer if it is not let in."""
+
+    rid: str
+    prompt: Any
+    params: dict[str, Any]
+    logprobs: tuple[Any, ...]  # in the order of _LOGPROBS
+    refused: dict[str, Any] | None
 
 
 def generate(engine, upstream: Callable, args: tuple, kwargs: dict[str, Any]):
     """Blocking generate: dict, list of dicts, or an iterator of chunks, as upstream."""
     call = _Call(engine, args, kwargs)
     if call.stream:
-        return call.stream_rows(upstream(**call.accepted()) if call.rows else iter(()))
-    return call.merge(upstream(**call.accepted()) if call.rows else [])
+        return call.stream_rows(upstream(**call.accepted()) if call.let_in else iter(()))
+    return call.merge(upstream(**call.accepted()) if call.let_in else [])
 
 
 async def async_generate(engine, upstream: Callable, args: tuple, kwargs: dict[str, Any]):
     """The same for use inside an event loop."""
     call = _Call(engine, args, kwargs)
     if call.stream:
-        return call.astream_rows(await upstream(**call.accepted()) if call.rows else _nothing())
-    return call.merge(await upstream(**call.accepted()) if call.rows else [])
+        return call.astream_rows(await upstream(**call.accepted()) if call.let_in else _nothing())
+    return call.merge(await upstream(**call.accepted()) if call.let_in else [])
 
 
 class _Call:
-    """One call of generate: its rows that pass, and answers for those that do not."""
+    """One call of generate: its samples in the order of the answers, and which of them are let in.
+
+    A row's n samples stand together, with ids rid_0 ... rid_(n-1). They are given to SGLang as requests of their own:
+    its own n > 1 gives them ids that nobody can abort, and leaves some in its table for ever.
+    """
 
     def __init__(self, engine, args: tuple, kwargs: dict[str, Any]):
         bound = _SIGNATURE.bind(engine, *args, **kwargs)
@@ -57,69 +79,72 @@ class _Call:
         for name, why in _REFUSED.items():
             if self._arguments[name]:
                 raise ValueError(f"{name} is not supported by a switching engine: {why}")
-        self.stream = self._arguments["stream"]
-        key = "input_ids" if self._arguments["input_ids"] is not None else "prompt"
-        prompts = self._arguments[key]
-        if prompts is None:
-            raise ValueError("generate needs input_ids or prompt")
-        self._single = isinstance(prompts, str) or not prompts or isinstance(prompts[0], int)
-        self._key, self._prompts = key, [prompts] if self._single else list(prompts)
-        count = len(self._prompts)
-        self._params = _rows(self._arguments["sampling_params"] or {}, count, "sampling_params")
-        self._rids = self._request_ids(count)
-        self.refused: Refused = {}
-        seen: set[str] = set()
+        if self._arguments["return_hidden_states"] and not engine.server_args.enable_return_hidden_states:
+            raise ValueError("return_hidden_states needs an engine started with enable_return_hidden_states=True")
+        priority = self._arguments["priority"]
+        if priority is not None and type(priority) is not int:
+            raise ValueError(f"priority={priority!r} must be an integer")
+        self.stream = self._arguments["stream"] = bool(self._arguments["stream"])
+        rows, single = _prompts(self._arguments)
+        samples = self._samples(engine, rows)
+        self._one_answer = single and len(samples) == 1
+        self._all = samples
+        self.let_in = [index for index, sample in enumerate(samples) if sample.refused is None]
+
+    def _samples(self, engine, rows: list[Any]) -> list[_Sample]:
+        limits = _limits(engine)
+        texts = self._arguments["prompt"] is not None
+        columns = [_column(self._arguments[name], len(rows), name) for name in ("sampling_params", "rid", *_LOGPROBS)]
         live = engine.tokenizer_manager.rid_to_state
-        for row, (prompt, params, rid) in enumerate(zip(self._prompts, self._params, self._rids, strict=True)):
-            message = self._check(engine, prompt, params)
-            if rid in live or rid in seen:
-                message = f"rid {rid!r} is already in use: give every request its own id"
-            seen.add(rid)
-            if message:
-                self.refused[row] = _abort(rid, message, prompt)
-        self.rows = [row for row in range(count) if row not in self.refused]
-
-    def _request_ids(self, count: int) -> list[str]:
-        rid = self._arguments["rid"]
-        if rid is None:
-            return [uuid.uuid4().hex for _ in range(count)]
-        return _rows(rid, count, "rid")
-
-    def _check(self, engine, prompt, params: dict[str, Any]) -> str | None:
-        vocab_size = engine.shape.vocab_size
-        if self._key == "input_ids":
-            message = check_prompt(prompt, vocab_size=vocab_size, context_len=engine.context_len)
-        else:
-            message = None if prompt else "prompt is empty: give at least one token"
-        has_tokenizer = not engine.server_args.skip_tokenizer_init
-        return message or check_sampling(params, vocab_size=vocab_size, has_tokenizer=has_tokenizer)
+        seen: set[str] = set()
+        samples: list[_Sample] = []
+        for prompt, params, rid, return_logprob, start, top, token_ids in zip(rows, *columns, strict=True):
+            params = {} if params is None else params
+            rid = uuid.uuid4().hex if rid is None else rid
+            message, prompt = _tokenize(engine, prompt) if texts else (None, prompt)
+            length = len(prompt) if isinstance(prompt, list) else 0
+            message = (
+                message
+                or check_prompt(prompt, limits)
+                or check_sampling(params, length, limits)
+                or check_logprobs(return_logprob, start, top, token_ids, length, limits)
+                or check_rid(rid)
+            )
+            for sample_rid, sample_params in _expand(rid, params):
+                own = message
+                if not own and (sample_rid in live or sample_rid in seen):
+                    own = f"rid {sample_rid!r} is already in use: give every request its own id"
+                if not own:
+                    seen.add(sample_rid)
+                refused = _abort(sample_rid, own, length) if own else None
+                logprobs = (return_logprob, start, top, token_ids)
+                samples.append(_Sample(sample_rid, prompt, sample_params, logprobs, refused))
+        return samples
 
     def accepted(self) -> dict[str, Any]:
-        """Arguments for upstream: the rows that passed."""
-        arguments = dict(self._arguments)
-        count = len(self._prompts)
-        for name in ("return_logprob", "logprob_start_len", "top_logprobs_num", "token_ids_logprob", "priority"):
-            value = arguments[name]
-            if isinstance(value, list) and len(value) == count and not self._single:
-                arguments[name] = [value[row] for row in self.rows]
-        arguments[self._key] = [self._prompts[row] for row in self.rows]
-        arguments["sampling_params"] = [self._params[row] for row in self.rows]
-        arguments["rid"] = [self._rids[row] for row in self.rows]
-        if self._single:
-            for name in (self._key, "sampling_params", "rid"):
-                (arguments[name],) = arguments[name]
+        """Arguments for upstream: the samples that are let in."""
+        samples = [self._all[index] for index in self.let_in]
+        columns: dict[str, list[Any]] = {
+            "input_ids": [sample.prompt for sample in samples],
+            "sampling_params": [dict(sample.params) for sample in samples],
+            "rid": [sample.rid for sample in samples],
+        }
+        for position, (name, default) in enumerate(_LOGPROBS.items()):
+            given = [sample.logprobs[position] for sample in samples]
+            columns[name] = [default if value is None else value for value in given]
+        arguments = {**self._arguments, **columns, "prompt": None}
+        if self._one_answer:
+            return arguments | {name: value for name, (value,) in columns.items()}
+        # A list of None is read as a list of token ids.
+        arguments["token_ids_logprob"] = columns["token_ids_logprob"] if any(columns["token_ids_logprob"]) else None
         return arguments
 
-    def merge(self, answers) -> Any:
-        """Answers of all rows in order, as upstream would return them."""
-        if self._single:
-            return self.refused[0] if self.refused else answers
-        samples = len(answers) // len(self.rows) if self.rows else 1  # n > 1 samples a row
-        merged: list[dict[str, Any]] = []
+    def merge(self, answers: Any) -> Any:
+        """Answers of all samples in order, as upstream would return them."""
+        if self._one_answer:
+            return self._all[0].refused or answers
         given = iter(answers)
-        for row in range(len(self._prompts)):
-            merged.extend([self.refused[row]] if row in self.refused else [next(given) for _ in range(samples)])
-        return merged
+        return [next(given) if sample.refused is None else sample.refused for sample in self._all]
 
     def stream_rows(self, chunks: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         yield from self._refused_chunks()
@@ -133,35 +158,91 @@ class _Call:
             yield self._numbered(chunk)
 
     def _refused_chunks(self) -> Iterator[dict[str, Any]]:
-        for row, answer in self.refused.items():
-            yield answer if self._single else {**answer, "index": row}
+        for index, sample in enumerate(self._all):
+            if sample.refused is not None:
+                yield sample.refused if self._one_answer else {**sample.refused, "index": index}
 
     def _numbered(self, chunk: dict[str, Any]) -> dict[str, Any]:
-        """A batch's chunk carries the index among the rows that upstream saw: give it the caller's."""
-        return {**chunk, "index": self.rows[chunk["index"]]} if "index" in chunk else chunk
+        """A batch's chunk carries the index among the samples that upstream saw: give it the caller's."""
+        return {**chunk, "index": self.let_in[chunk["index"]]} if "index" in chunk else chunk
 
 
-def _rows(value: Any, count: int, name: str) -> list[Any]:
-    if not isinstance(value, list):
+def _limits(engine) -> Limits:
+    arguments = engine.server_args
+    return Limits(
+        vocab_size=engine.shape.vocab_size,
+        prompt_tokens=engine._scheduler_init_result.scheduler_infos[0]["max_req_input_len"] - 1,
+        context_tokens=engine.context_len,
+        has_tokenizer=not arguments.skip_tokenizer_init,
+        deterministic=arguments.enable_deterministic_inference,
+    )
+
+
+def _prompts(arguments: dict[str, Any]) -> tuple[list[Any], bool]:
+    """The rows, and whether the caller gave one row rather than a batch. Raises ValueError without exactly one kind."""
+    texts, ids = arguments["prompt"], arguments["input_ids"]
+    if (texts is None) == (ids is None):
+        raise ValueError("generate needs either input_ids or prompt, and not both")
+    if texts is not None:
+        if isinstance(texts, str):
+            return [texts], True
+        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+            raise ValueError(f"prompt={texts!r:.60} must be a string or a list of strings")
+        return texts, False
+    batch = isinstance(ids, list) and any(hasattr(row, "__len__") and not isinstance(row, str) for row in ids)
+    return (ids, False) if batch else ([ids], True)
+
+
+def _column(value: Any, count: int, name: str) -> list[Any]:
+    """One argument's value for each row, where it may be given once for all."""
+    once_for_all = not isinstance(value, list)
+    if name == "token_ids_logprob" and value is not None:
+        once_for_all = not isinstance(value, list) or not any(isinstance(entry, list) for entry in value)
+        if not once_for_all and not all(isinstance(entry, list) for entry in value):
+            raise ValueError(f"{name} has entries that are no lists: give one list of token ids for all or one each")
+    if name == "rid" and isinstance(value, str) and count > 1:
+        return [f"{value}_{row}" for row in range(count)]  # as upstream
+    if once_for_all:
         return [value] * count
     if len(value) != count:
         raise ValueError(f"{name} has {len(value)} entries for {count} prompts: give one for all or one each")
     return value
 
 
-def _abort(rid: str, message: str, prompt) -> dict[str, Any]:
+def _tokenize(engine, text: str) -> tuple[str | None, list[int]]:
+    """(what is wrong with the text, its token ids). Here and not in SGLang, so that a text too long fails alone."""
+    tokenizer = engine.tokenizer_manager.tokenizer
+    if tokenizer is None:
+        return "prompt needs a tokenizer, and the engine was started with skip_tokenizer_init=True: give input_ids", []
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return f"prompt is not Unicode text: {error}", []
+    ids = tokenizer(text)["input_ids"]
+    return (None if ids else "prompt is empty: give at least one token"), ids
+
+
+def _expand(rid: Any, params: Any) -> list[tuple[Any, Any]]:
+    """(request id, sampling parameters) of a row's n samples. Parameters that were refused may be anything."""
+    n = params.get("n") if isinstance(params, Mapping) else None
+    if type(n) is not int or not 1 < n <= MOST_SAMPLES:
+        return [(rid, params)]
+    return [(f"{rid}_{sample}", {**params, "n": 1}) for sample in range(n)]
+
+
+def _abort(rid: str, message: str, prompt_tokens: int) -> dict[str, Any]:
     return {
         "text": "",
         "output_ids": [],
         "meta_info": {
             "id": rid,
             "finish_reason": {"type": "abort", "message": message, "status_code": 400},
-            "prompt_tokens": len(prompt) if isinstance(prompt, list) else 0,
+            "prompt_tokens": prompt_tokens,
             "completion_tokens": 0,
         },
     }
 
 
 async def _nothing() -> AsyncIterator[dict[str, Any]]:
-    for chunk in ():
-        yield chunk
+    return
+    yield  # makes it a generator

@@ -30,9 +30,9 @@ def gather(roster: Roster, ratio: float, tokenizer, group: dist.ProcessGroup) ->
     """EP → TP: every rank gets the union, in one order. Collective; only other ranks' requests are copied."""
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     mine: dict[str, Any] = {
-        "running": [requests.pack(req) for req in roster.running],
-        "prefilling": [requests.pack(req) for req in roster.prefilling],
-        "waiting": [requests.pack(req) for req in roster.waiting],
+        "running": requests.pack(roster.running),
+        "prefilling": requests.pack(roster.prefilling),
+        "waiting": requests.pack(roster.waiting),
         "penalties": roster.penalties,
         "ratio": ratio,
     }
@@ -42,7 +42,7 @@ def gather(roster: Roster, ratio: float, tokenizer, group: dist.ProcessGroup) ->
     def of(owner: int, state: str) -> list[Req]:
         if owner == rank:
             return getattr(roster, state)
-        return [requests.unpack(packed, tokenizer) for packed in everyone[owner][state]]
+        return requests.unpack(everyone[owner][state], tokenizer)
 
     running = [(req, owner) for owner in range(ranks) for req in of(owner, "running")]
     prefilling = [(req, owner) for owner in range(ranks) for req in of(owner, "prefilling")]

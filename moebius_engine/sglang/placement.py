@@ -4,8 +4,10 @@ Every rank computes the same places for every destination from the requests' met
 each KV row agree without a message.
 """
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,8 +19,7 @@ from moebius_engine.layout.prefix import shared_prefixes
 from moebius_engine.sglang.layout_state import LayoutState
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """One request's KV at its destination.
 
     source: the rank that holds it in EP (in TP all do). length: KV tokens. shared: its leading tokens that are
@@ -49,7 +50,7 @@ def plan_places(requests: Sequence[tuple[Req, int]], page_size: int) -> list[Pla
         members = [i for i, (req, _) in enumerate(requests) if (req.extra_key or "") == namespace]
         base = len(places)
         for entry in shared_prefixes([cached[i] for i in members], page_size):
-            req, source = requests[members[entry.index]]
+            req, source = requests[members[entry.request]]
             places.append(Place(req, source, req.kv_committed_len, entry.shared, base + entry.sharer))
     return places
 
@@ -59,82 +60,100 @@ def rows_needed(places: Sequence[Place], page_size: int) -> int:
     return sum(-(-place.moved // page_size) * page_size for place in places)
 
 
-def _cached_prefix(req: Req) -> np.ndarray:
-    """The tokens whose KV rows the prefix tree owns: only these can be shared between requests."""
+def _cached_prefix(req: Req) -> array:
+    """The tokens whose KV rows the prefix tree owns: only these can be shared between requests. int32."""
     length = req.cache_protected_len
     tokens = req.origin_input_ids[:length]
     if length > len(tokens):
         tokens = tokens + req.output_ids[: length - len(tokens)]
-    return np.asarray(tokens, dtype=np.int32)
+    return array("i", tokens)
 
 
-def occupy(state: LayoutState, places: Sequence[Place], page_size: int) -> tuple[list[int], torch.Tensor]:
+@dataclass(frozen=True)
+class Occupied:
+    """slots: request slot of each place. table_RT: its KV rows (place, position), int64, on the pools' device."""
+
+    slots: list[int]
+    table_RT: torch.Tensor
+
+    def moved_rows(self, places: Sequence[Place]) -> torch.Tensor:
+        """Destination rows of all moved tokens, in order of places."""
+        return self.table_RT[_positions([(row, place.shared, place.length) for row, place in enumerate(places)])]
+
+
+def occupy(state: LayoutState, places: Sequence[Place], page_size: int) -> Occupied:
     """Take slots and KV rows for the places in an empty layout.
 
-    Returns: request slot of each place, and the destination rows of all moved tokens, in order of places.
     Raises RuntimeError if they do not fit, which a checked plan rules out.
     """
     total = rows_needed(places, page_size)
     rows = state.allocator.alloc(total) if total else torch.empty(0, dtype=torch.int64)
-    if rows is None or len(places) > len(state.requests.free_slots):
+    free = state.requests.free_slots
+    if rows is None or len(places) > len(free):
         raise RuntimeError(
             f"{len(places)} requests with {total} KV rows do not fit into {state.layout}: "
-            f"{len(state.requests.free_slots)} slots, {state.allocator.available_size()} rows free"
+            f"{len(free)} slots, {state.allocator.available_size()} rows free"
         )
-    slots, state.requests.free_slots = (
-        state.requests.free_slots[: len(places)],
-        state.requests.free_slots[len(places) :],
-    )
-    if not places:
-        return slots, rows
+    slots, state.requests.free_slots = free[: len(places)], free[len(places) :]
     # Built on the host and written with one copy: per-request writes would cost a launch each.
-    width = max(place.length for place in places)
-    table_RT = np.zeros((len(places), width), dtype=np.int32)
-    host, moved, start = rows.cpu().numpy(), [], 0
+    width = max((place.length for place in places), default=0)
+    table_RT = np.zeros((len(places), width), dtype=np.int64)
+    host, start = rows.cpu().numpy(), 0
     for row, place in enumerate(places):
-        pages = -(-place.moved // page_size) * page_size
         own = host[start : start + place.moved]
-        table_RT[row, : place.shared] = table_RT[place.sharer, : place.shared]
+        if place.shared:
+            table_RT[row, : place.shared] = table_RT[place.sharer, : place.shared]
         table_RT[row, place.shared : place.length] = own
-        moved.append(own)
-        start += pages
-    state.requests.req_to_token[torch.tensor(slots), :width] = torch.from_numpy(table_RT).to(rows.device)
-    return slots, torch.from_numpy(np.concatenate(moved)).to(rows.device)
+        start += -(-place.moved // page_size) * page_size
+    table = torch.from_numpy(table_RT).to(rows.device)
+    state.requests.req_to_token[torch.tensor(slots, dtype=torch.int64), :width] = table.to(torch.int32)
+    return Occupied(slots, table)
 
 
-def source_rows(state: LayoutState, places: Sequence[Place]) -> torch.Tensor:
+def moved_rows(state: LayoutState, places: Sequence[Place]) -> torch.Tensor:
     """Rows, in the layout that the requests leave, of all tokens that are moved for `places`, in their order."""
-    table = state.requests.req_to_token
-    parts = [table[place.req.req_pool_idx, place.shared : place.length] for place in places]
-    return torch.cat(parts or [table[0, :0]]).to(torch.int64)
+    spans = [(place.req.req_pool_idx, place.shared, place.length) for place in places]
+    return state.requests.req_to_token[_positions(spans)].to(torch.int64)
 
 
 def all_rows(state: LayoutState, placed: Sequence[tuple[Place, int]]) -> torch.Tensor:
     """Rows of all tokens, shared ones as often as they are shared. placed: (place, its request slot in `state`)."""
-    table = state.requests.req_to_token
-    parts = [table[slot, : place.length] for place, slot in placed]
-    return torch.cat(parts or [table[0, :0]]).to(torch.int64)
+    spans = [(slot, 0, place.length) for place, slot in placed]
+    return state.requests.req_to_token[_positions(spans)].to(torch.int64)
 
 
-def settle_in(state: LayoutState, places: Sequence[Place], slots: Sequence[int]) -> None:
-    """Hand the places to their requests and put shared prefixes into the layout's tree, locked by their users."""
+def _positions(spans: Sequence[tuple[int, int, int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Index of table[row, first:last] for each span (row, first, last), one after the other."""
+    rows, firsts, lasts = (np.array(part, dtype=np.int64) for part in (zip(*spans, strict=True) if spans else [()] * 3))
+    lengths = lasts - firsts
+    starts = np.cumsum(lengths) - lengths
+    columns = np.arange(lengths.sum()) + np.repeat(firsts - starts, lengths)
+    return torch.from_numpy(np.repeat(rows, lengths)), torch.from_numpy(columns)
+
+
+def settle_in(state: LayoutState, places: Sequence[Place], occupied: Occupied, prefilling: Sequence[Req] = ()) -> None:
+    """Hand the places to their requests and put shared prefixes into the layout's tree, locked by their users.
+
+    prefilling: the half-prefilled ones among them, which go on after the rows that they have.
+    """
     nodes: list = []
-    for place, slot in zip(places, slots, strict=True):
-        req, cached = place.req, place.req.cache_protected_len
+    unfinished = {id(req) for req in prefilling}
+    nothing = torch.empty(0, dtype=torch.int64)
+    cached = [place.req.cache_protected_len for place in places]
+    for index, (place, slot, row_T) in enumerate(zip(places, occupied.slots, occupied.table_RT.unbind(), strict=True)):
+        req = place.req
         req.req_pool_idx = slot
-        rows = state.requests.req_to_token[slot, : place.length].to(torch.int64)
+        req.prefix_indices = row_T[: place.length] if id(req) in unfinished else nothing
         if state.tree.disable:
-            node, cached = None, 0
-        elif place.shared == cached and cached and places[place.sharer].req.cache_protected_len == cached:
+            node, req.cache_protected_len = None, 0
+        elif place.shared == cached[index] == cached[place.sharer] and place.sharer != index:
             node = nodes[place.sharer]  # the same prefix to the last token
         else:
-            node = _insert(state, req, rows[:cached])
+            node = _insert(state, req, row_T[: cached[index]])
         nodes.append(node)
         if node is not None:
             state.tree.inc_lock_ref(node)
         req.last_node = req.last_host_node = req.best_match_node = node
-        req.cache_protected_len = cached
-        req.prefix_indices = rows  # where a half-prefilled request goes on
 
 
 def _insert(state: LayoutState, req: Req, rows: torch.Tensor):

@@ -53,4 +53,7 @@ UNUSED = _names(
     """
 )
 
+# Set by SGLang or by a switch only when first needed; part of CARRIED.
+LAZY = _names("surr_and_decode_ids cur_decode_ids_len penalty_token")
+
 KNOWN = CARRIED | REBUILT | UNUSED

@@ -54,20 +54,42 @@ def write_roster(scheduler, roster: Roster) -> None:
 
 def retract(scheduler, reqs: list[Req]) -> None:
     """Give up the KV of requests of a settled scheduler: they wait again, with the tokens that they have."""
-    lost = {id(req) for req in reqs}
-    if not lost:
+    _let_go(scheduler, reqs)
+    for req in reqs:
+        req.reset_for_retract()
+    scheduler.waiting_queue = reqs + scheduler.waiting_queue
+
+
+def end_aborted(scheduler) -> None:
+    """End the aborted requests of a settled scheduler without the forward step in which they would have ended."""
+    aborted = [req for req in read_roster(scheduler).held if req.to_finish is not None]
+    _let_go(scheduler, aborted)
+    for req in aborted:
+        req.check_finished()
+    report(scheduler, aborted)
+
+
+def report(scheduler, finished: list[Req]) -> None:
+    """Report requests that have finished outside a batch, with the tokens that they have."""
+    if finished:
+        scheduler.stream_output(finished, any(req.return_logprob for req in finished))
+
+
+def _let_go(scheduler, reqs: list[Req]) -> None:
+    """Take requests with KV out of a settled scheduler and free it."""
+    gone = {id(req) for req in reqs}
+    if not gone:
         return
     batch = scheduler.running_batch
     if not batch.is_empty():
-        batch.filter_batch(keep_indices=[row for row, req in enumerate(batch.reqs) if id(req) not in lost])
-    prefilling = [req for req in (scheduler.chunked_req, *scheduler.parked) if req is not None and id(req) not in lost]
+        batch.filter_batch(keep_indices=[row for row, req in enumerate(batch.reqs) if id(req) not in gone])
+        batch.batch_is_full = False
+    prefilling = [req for req in (scheduler.chunked_req, *scheduler.parked) if req is not None and id(req) not in gone]
     scheduler.chunked_req = prefilling[0] if prefilling else None
     scheduler.parked.clear()
     scheduler.parked.extend(prefilling[1:])
     for req in reqs:
         release_kv_cache(req, scheduler.tree_cache, is_insert=False)
-        req.reset_for_retract()
-    scheduler.waiting_queue = reqs + scheduler.waiting_queue
 
 
 def _decoding_batch(scheduler, reqs: list[Req]) -> ScheduleBatch:

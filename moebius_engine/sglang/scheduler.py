@@ -3,11 +3,13 @@
 import logging
 import time
 from collections import deque
+from collections.abc import Callable
 
 import zmq
 from sglang.srt.managers.io_struct import (
     AbortReq,
     GetInternalStateReq,
+    PauseGenerationReqInput,
     UpdateWeightFromDiskReqInput,
     UpdateWeightFromDiskReqOutput,
     UpdateWeightsFromDistributedReqInput,
@@ -25,12 +27,14 @@ from moebius_engine.config import SwitchConfig
 from moebius_engine.layout import Layout
 from moebius_engine.sglang import commands
 from moebius_engine.sglang.inbox import Header, Inbox
+from moebius_engine.sglang.roster import end_aborted, read_roster, report, retract
 from moebius_engine.sglang.scheduler_state import attach_scheduler_state
 from moebius_engine.sglang.settle import settle
 from moebius_engine.sglang.switcher import Switcher
-from moebius_engine.sglang.trace import Trace
+from moebius_engine.sglang.trace import Trace, refused_switch
 from moebius_engine.sglang.worker import SwitchingWorker
 from moebius_engine.switch.policy import Policy
+from moebius_engine.telemetry import SwitchReason
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +48,8 @@ class SwitchingScheduler(Scheduler):
 
     tp_server_args: ServerArgs
     config: SwitchConfig
+    chunked_req: Req | None
+    waiting_queue: list[Req]
 
     def __init__(self, *args, **kwargs):
         self.layout = Layout.EP
@@ -60,6 +66,9 @@ class SwitchingScheduler(Scheduler):
         self._decision: Layout | None = None  # rank 0's, told to all in the next exchange
         self._idle_steps = 0
         self.tokens_generated = 0
+        if self.config.policy == "tp":
+            self.switch(Layout.TP, "step")
+            self.trace.begin(step=0)
 
     def init_tp_model_worker(self) -> None:
         self.tp_worker = SwitchingWorker(
@@ -123,15 +132,20 @@ class SwitchingScheduler(Scheduler):
                 self.switch(target, "policy")
         if not self.tp_worker.weights.complete:
             settle(self)  # an unmerged prefill batch would be lost with the step
+            end_aborted(self)
             return None
         if self.chunked_req is None and self.parked:
             self.chunked_req = self.parked.popleft()
             self._chunked_req_scheduled_last_iter = False
         return super().get_next_batch_to_run()
 
-    def switch(self, target: Layout, reason: str, with_weights: bool = True):
+    def switch(self, target: Layout, reason: SwitchReason, with_weights: bool = True):
         """Switch now, on all ranks in the same step. Returns the SwitchRecord."""
-        record = self.switcher.run(target, reason, with_weights)
+        incomplete = self.tp_worker.weights.reason
+        if incomplete:
+            record = refused_switch(self, target, reason, incomplete)
+        else:
+            record = self.switcher.run(target, reason, with_weights)
         self._decision = None
         if record.refused:
             self.switch_policy.refused(time.monotonic())
@@ -143,11 +157,22 @@ class SwitchingScheduler(Scheduler):
     # ---- requests
 
     def handle_generate_request(self, recv_req) -> None:
+        super().handle_generate_request(recv_req)
         reason = self.tp_worker.weights.reason
         if reason:
-            self.send_to_tokenizer.send_output(_abort(recv_req.rid, reason, 503), recv_req)
-            return
-        super().handle_generate_request(recv_req)
+            self._end_waiting(lambda req: req.rid == recv_req.rid, reason)
+
+    def _end_waiting(self, hit: Callable[[Req], bool], message: str | None = None) -> None:
+        """Abort waiting requests with the tokens that they have: a retracted one may have some.
+
+        As a finished request and not by upstream's AbortReq, which drops those tokens and leaves the request in the
+        tokenizer's table for ever.
+        """
+        ended = [req for req in self.waiting_queue if hit(req)]
+        self.waiting_queue = [req for req in self.waiting_queue if not hit(req)]
+        for req in ended:
+            req.finished_reason = FINISH_ABORT(message)
+        report(self, ended)
 
     def init_req_max_new_tokens(self, req: Req) -> None:
         """Admit by EP's limits in both layouts, so that a request accepted in TP fits on one EP rank."""
@@ -163,12 +188,13 @@ class SwitchingScheduler(Scheduler):
         def hit(req: Req) -> bool:
             return recv_req.abort_all or req.rid == recv_req.rid
 
-        for req in filter(hit, self.waiting_queue):
-            self.send_to_tokenizer.send_output(AbortReq(rid=req.rid), req)
-        self.waiting_queue = [req for req in self.waiting_queue if not hit(req)]
+        self._end_waiting(hit)
         # The others finish in their next step, which frees their KV.
         for req in filter(hit, self.requests_in_flight()):
             req.to_finish = FINISH_ABORT()
+        if self._engine_paused:
+            settle(self)
+            end_aborted(self)
 
     def process_batch_result(self, batch, result) -> None:
         done_before = sum(req.finished() or req.is_retracted or req.is_chunked > 0 for req in batch.reqs)
@@ -186,18 +212,33 @@ class SwitchingScheduler(Scheduler):
             return commands.handle(self, recv_req)
         return super().get_internal_state(recv_req)
 
+    def pause_generation(self, recv_req: PauseGenerationReqInput) -> None:
+        """As upstream, except that a half-prefilled request stays one: upstream lets it decode unfinished."""
+        self._engine_paused = True
+        if recv_req.mode == "in_place":
+            return
+        settle(self)
+        if recv_req.mode == "retract":
+            retract(self, read_roster(self).held)
+
     def update_weights_from_tensor(self, recv_req: UpdateWeightsFromTensorReqInput):
-        if recv_req.flush_cache and not self.is_fully_idle():
+        if recv_req.flush_cache and not self._nothing_in_flight():
             return UpdateWeightsFromTensorReqOutput(
                 False,
-                f"flush_cache=True needs an idle engine, {len(self.requests_in_flight())} requests are in flight: "
-                "abort or retract them, or pass flush_cache=False; nothing was written",
+                f"flush_cache=True needs an idle engine, {self.inbox.inflight(self.layout)} requests are in flight: "
+                "abort them, or pass flush_cache=False; nothing was written",
             )
+        settle(self)  # a batch of finished requests would keep the cache from being flushed
         return super().update_weights_from_tensor(recv_req)
+
+    def _nothing_in_flight(self) -> bool:
+        """Whether no rank has a request. From the headers, so that all ranks answer the same."""
+        admitting = self.tp_worker.weights.complete  # else this step's requests have been refused by now
+        return not any(header.inflight or (admitting and header.work) for header in self.inbox.headers)
 
     def _before_weights_are_written(self) -> None:
         """A full update replaces every weight: with nothing in flight, load it into EP, moving nothing."""
-        if self.layout == Layout.TP and self.tp_worker.weights.complete and self.is_fully_idle():
+        if self.layout == Layout.TP and self.tp_worker.weights.complete and self._nothing_in_flight():
             self.switch(Layout.EP, "step", with_weights=False)
 
     def update_weights_from_disk(self, recv_req: UpdateWeightFromDiskReqInput):
@@ -208,7 +249,3 @@ class SwitchingScheduler(Scheduler):
 
     def update_weights_from_ipc(self, recv_req: UpdateWeightsFromIPCReqInput):
         return UpdateWeightsFromIPCReqOutput(False, _OTHER_UPDATE)
-
-
-def _abort(rid: str, message: str, status: int) -> AbortReq:
-    return AbortReq(rid=rid, finished_reason={"type": "abort", "status_code": status, "message": message})

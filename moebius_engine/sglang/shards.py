@@ -1,5 +1,7 @@
 """TP's copies of what is not an expert: shared with EP's module tree where equal, else cut from its full weights."""
 
+from typing import Any
+
 import torch
 
 from moebius_engine.layout.shape import ModelShape
@@ -26,7 +28,7 @@ def refresh(full: torch.nn.Module, shard: torch.nn.Module, shape: ModelShape) ->
     shards = dict(shard.named_parameters())
     written = 0
     for name, parameter in full.named_parameters():
-        target = shards[name]
+        target: Any = shards[name]  # SGLang hangs a weight_loader on each parameter
         if name.endswith(EXPERT_PARAMETERS) or target.data_ptr() == parameter.data_ptr():
             continue
         if ".qkv_proj." in name:

@@ -18,11 +18,11 @@ from moebius_engine.sglang import handover, placement, requests
 from moebius_engine.sglang.handover import Handover
 from moebius_engine.sglang.kv_check import Digests, differences, kv_digests
 from moebius_engine.sglang.layout_state import LayoutState
-from moebius_engine.sglang.placement import Place
-from moebius_engine.sglang.roster import read_roster, retract, write_roster
+from moebius_engine.sglang.placement import Occupied, Place
+from moebius_engine.sglang.roster import Roster, read_roster, retract, write_roster
 from moebius_engine.sglang.settle import settle
 from moebius_engine.switch.coordinator import run_switch
-from moebius_engine.telemetry import SwitchRecord
+from moebius_engine.telemetry import SwitchReason, SwitchRecord
 from moebius_engine.transfer import pick
 
 log = logging.getLogger(__name__)
@@ -37,8 +37,8 @@ class Plan:
     target: Layout
     handover: Handover
     places: list[list[Place]]  # per destination rank; for TP one list, the same on every rank
-    counts: dict[str, int]
-    slots: list[int] = field(default_factory=list)
+    union: Roster  # requests of all ranks
+    occupied: Occupied = field(default_factory=lambda: Occupied([], torch.empty(0, 0)))
     moves: list[RowMove] = field(default_factory=list)
     blocks: list[Block] = field(default_factory=list)
     before: Digests = field(default_factory=dict)
@@ -61,14 +61,14 @@ class Switcher:
         self._switches = 0
         self._plan: Plan | None = None
 
-    def run(self, target: Layout, reason: str, with_weights: bool = True) -> SwitchRecord:
+    def run(self, target: Layout, reason: SwitchReason, with_weights: bool = True) -> SwitchRecord:
         """Switch all ranks. Collective. See coordinator.run_switch."""
         s, source, began, started = self._s, self._s.layout, time.perf_counter(), self._s.trace.elapsed_s()
         self._plan = None
         outcome = run_switch(self, self._agree, target, with_weights=with_weights)
         total = 1e3 * (time.perf_counter() - began)
-        phases = {f"{phase}_ms": outcome.ms.get(phase, 0.0) for phase in ("decide", "metadata", "kv", "weights")}
-        plan = self._plan
+        decide, metadata, kv, weights = (outcome.ms.get(name, 0.0) for name in ("decide", "metadata", "kv", "weights"))
+        plan = self._require_plan()
         record = SwitchRecord(
             source=source.value,
             target=target.value,
@@ -76,10 +76,15 @@ class Switcher:
             step=s.trace.step,
             forward_ct=s.forward_ct,
             started_at_s=started,
-            **plan.counts,
+            running=len(plan.union.running),
+            waiting=len(plan.union.waiting),
+            prefilling=len(plan.union.prefilling),
             kv_tokens=sum(move.tokens for move in plan.moves),
-            **phases,
-            rest_ms=total - sum(phases.values()),
+            decide_ms=decide,
+            metadata_ms=metadata,
+            kv_ms=kv,
+            weights_ms=weights,
+            rest_ms=total - (decide + metadata + kv + weights),
             total_ms=total,
             kv_bytes=outcome.kv_bytes,
             weight_bytes=outcome.weight_bytes,
@@ -100,6 +105,11 @@ class Switcher:
         dist.all_gather_object(reasons, reason, group=self._group)
         return "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(reasons) if text)
 
+    def _require_plan(self) -> Plan:
+        if self._plan is None:
+            raise RuntimeError("no switch is planned")
+        return self._plan
+
     # ---- Steps
 
     def settle(self) -> None:
@@ -116,13 +126,8 @@ class Switcher:
             limits = Capacity(destination.requests.size, destination.allocator.size)
             given = handover.divide(roster, s.new_token_ratio, self._rank, self._ranks, limits, page)
             union = roster
-        counts = {
-            "running": len(union.running),
-            "waiting": len(union.waiting),
-            "prefilling": len(union.prefilling),
-        }
         places = [placement.plan_places(held, page) for held in given.held]
-        plan = self._plan = Plan(target, given, places, counts)
+        plan = self._plan = Plan(target, given, places, union)
         own = plan.own_places(self._rank)
         rows = placement.rows_needed(own, page)
         if rows > destination.allocator.size or len(own) > destination.requests.size:
@@ -130,21 +135,20 @@ class Switcher:
                 f"{len(own)} requests with {rows} KV rows do not fit into {target}, which holds "
                 f"{destination.requests.size} requests and {destination.allocator.size} rows a rank"
             )
-        plan.slots, new_rows = placement.occupy(destination, own, page)
-        plan.moves = self._row_moves(plan, source, new_rows)
+        plan.occupied = placement.occupy(destination, own, page)
+        plan.moves = self._row_moves(plan, source, plan.occupied.moved_rows(own))
         plan.blocks = kv_blocks(self._shape, self._ranks, target, plan.moves)
         if s.config.check_bytes:
             plan.before = self._digests(source, [(p, p.req.req_pool_idx) for p in self._read_places(plan)])
         return None
 
     def move_kv(self) -> int:
-        assert self._plan is not None
-        return self._move_kv(self._plan.blocks, self._s.layout, self._plan.target)
+        plan = self._require_plan()
+        return self._move_kv(plan.blocks, self._s.layout, plan.target)
 
     def return_kv(self) -> None:
         """Bring back all KV of live requests: also what was not moved because another request's rows provided it."""
-        s, plan = self._s, self._plan
-        assert plan is not None
+        s, plan = self._s, self._require_plan()
         source = s.layouts[s.layout]
         blocks = kv_blocks(self._shape, self._ranks, s.layout, self._whole_moves(plan))
         self._move_kv(blocks, plan.target, s.layout)
@@ -153,19 +157,16 @@ class Switcher:
         source.tree.evict(EvictParams(num_tokens=source.tree.evictable_size()))
 
     def move_weights(self) -> int:
-        assert self._plan is not None
-        return self._move_weights(self._s.layout, self._plan.target)
+        return self._move_weights(self._s.layout, self._require_plan().target)
 
     def return_weights(self) -> None:
-        assert self._plan is not None
-        self._move_weights(self._plan.target, self._s.layout)
+        self._move_weights(self._require_plan().target, self._s.layout)
 
     def verify(self) -> str | None:
         if not self._s.config.check_bytes:
             return None
-        plan = self._plan
-        assert plan is not None
-        placed = list(zip(plan.own_places(self._rank), plan.slots, strict=True))
+        plan = self._require_plan()
+        placed = list(zip(plan.own_places(self._rank), plan.occupied.slots, strict=True))
         after = self._digests(self._s.layouts[plan.target], placed)
         everyone: list[Any] = [None] * self._ranks
         dist.all_gather_object(everyone, (plan.before, after), group=self._group)
@@ -173,14 +174,13 @@ class Switcher:
         return f"KV of {len(wrong)} (request, head) pairs differs after the move, first {wrong[0]}" if wrong else None
 
     def commit(self) -> None:
-        s, plan = self._s, self._plan
-        assert plan is not None
+        s, plan = self._s, self._require_plan()
         source, destination = s.layouts[s.layout], s.layouts[plan.target]
         for req in plan.handover.retracted:
             req.reset_for_retract()
         for req in plan.handover.roster.waiting:
             requests.forget_place(req)
-        placement.settle_in(destination, plan.own_places(self._rank), plan.slots)
+        placement.settle_in(destination, plan.own_places(self._rank), plan.occupied, plan.handover.roster.prefilling)
         source.clear()
         destination.select(s)
         s.new_token_ratio = plan.handover.new_token_ratio
@@ -191,8 +191,7 @@ class Switcher:
         set_random_seed(s.random_seed + self._switches * _SEED_STRIDE + own_stream)
 
     def abandon(self) -> None:
-        assert self._plan is not None
-        self._s.layouts[self._plan.target].clear()
+        self._s.layouts[self._require_plan().target].clear()
 
     # ---- moving
 
@@ -203,7 +202,7 @@ class Switcher:
             for ep_rank, places in enumerate(plan.places):
                 rows = new_rows if ep_rank == self._rank else None
                 tokens = sum(place.moved for place in places)
-                moves.append(RowMove(ep_rank, tokens, rows, placement.source_rows(source, places)))
+                moves.append(RowMove(ep_rank, tokens, rows, placement.moved_rows(source, places)))
             return moves
         (places,) = plan.places
         owner_of_row = torch.repeat_interleave(
@@ -212,7 +211,7 @@ class Switcher:
         ).to(new_rows.device)
         for owner in range(self._ranks):
             owned = [place for place in places if place.source == owner]
-            rows = placement.source_rows(source, owned) if owner == self._rank else None
+            rows = placement.moved_rows(source, owned) if owner == self._rank else None
             tokens = sum(place.moved for place in owned)
             moves.append(RowMove(owner, tokens, rows, new_rows[owner_of_row == owner]))
         return moves
@@ -220,7 +219,7 @@ class Switcher:
     def _whole_moves(self, plan: Plan) -> list[RowMove]:
         """Every KV row of every placed request, from where the switch has put it to where it was."""
         source, target = self._s.layouts[self._s.layout], self._s.layouts[plan.target]
-        slots = dict(zip(map(id, plan.own_places(self._rank)), plan.slots, strict=True))
+        slots = dict(zip(map(id, plan.own_places(self._rank)), plan.occupied.slots, strict=True))
 
         def rows(state: LayoutState, places: list[Place]) -> torch.Tensor | None:
             if state is target and any(id(place) not in slots for place in places):

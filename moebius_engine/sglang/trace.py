@@ -4,7 +4,7 @@ import time
 
 from moebius_engine.layout import Layout
 from moebius_engine.sglang.inbox import Header
-from moebius_engine.telemetry import StepTrace, SwitchRecord, TraceSample
+from moebius_engine.telemetry import StepTrace, SwitchReason, SwitchRecord, TraceSample
 
 
 class Trace:
@@ -53,8 +53,29 @@ class Trace:
     def end(self) -> StepTrace:
         return StepTrace(
             step=self.step,
-            samples=self._samples,
-            switches=self._switches,
+            samples=tuple(self._samples),
+            switches=tuple(self._switches),
             rank_steps=self._rank_steps,
             idle_rank_steps=self._idle_rank_steps,
         )
+
+
+def refused_switch(scheduler, target: Layout, reason: SwitchReason, why: str) -> SwitchRecord:
+    """Record of a switch that is refused before it is planned, with the counts of the last exchange."""
+    headers = scheduler.inbox.headers if scheduler.layout == Layout.EP else scheduler.inbox.headers[:1]
+    running = sum(header.running for header in headers)
+    unmoved = ("kv_tokens", "decide_ms", "metadata_ms", "kv_ms", "weights_ms", "rest_ms", "total_ms", "kv_bytes")
+    return SwitchRecord(
+        source=scheduler.layout.value,
+        target=target.value,
+        reason=reason,
+        step=scheduler.trace.step,
+        forward_ct=scheduler.forward_ct,
+        started_at_s=scheduler.trace.elapsed_s(),
+        running=running,
+        waiting=sum(header.inflight for header in headers) - running,
+        prefilling=0,
+        weight_bytes=0,
+        refused=why,
+        **dict.fromkeys(unmoved, 0),
+    )

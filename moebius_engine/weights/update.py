@@ -1,6 +1,6 @@
 """Whether the weights may be used: the state of an update that arrives in buckets."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from moebius_engine.weights.manifest import Manifest
 
@@ -40,18 +40,7 @@ class WeightSet:
 
         Raises ValueError naming every kind of fault: an unknown name, a wrong shape, a name twice in one bucket.
         """
-        seen: set[str] = set()
-        for name, shape in tensors:
-            expected = self._manifest.get(name)
-            if expected is None:
-                raise ValueError(f"weight update: unknown tensor {name!r}; nothing was written")
-            if tuple(shape) != expected:
-                raise ValueError(
-                    f"weight update: {name} has shape {tuple(shape)}, the model needs {expected}; nothing was written"
-                )
-            if name in seen:
-                raise ValueError(f"weight update: {name} comes twice in one bucket; nothing was written")
-            seen.add(name)
+        _check_bucket(self._manifest, tensors)
 
     def begin(self, names: Iterable[str]) -> None:
         """A bucket's first byte is about to be written: until every tensor has arrived, the set is incomplete.
@@ -71,6 +60,35 @@ class WeightSet:
     def invalidate(self) -> None:
         """Forget what has arrived: the bytes in place are no longer a set (an update that failed half-way)."""
         self._missing = set(self._manifest)
+
+
+def check_full(manifest: Manifest, tensors: Collection[tuple[str, tuple[int, ...]]]) -> None:
+    """Check a whole update before its first byte is sent; an empty one is none.
+
+    Raises ValueError for what WeightSet.check refuses, and for tensors that are missing.
+    """
+    _check_bucket(manifest, tensors)
+    missing = manifest.keys() - {name for name, _ in tensors}
+    if tensors and missing:
+        raise ValueError(
+            f"weight update: {len(missing)} of {len(manifest)} tensors are missing ({_some(missing)}); "
+            "nothing was written"
+        )
+
+
+def _check_bucket(manifest: Manifest, tensors: Iterable[tuple[str, tuple[int, ...]]]) -> None:
+    seen: set[str] = set()
+    for name, shape in tensors:
+        expected = manifest.get(name)
+        if expected is None:
+            raise ValueError(f"weight update: unknown tensor {name!r}; nothing was written")
+        if tuple(shape) != expected:
+            raise ValueError(
+                f"weight update: {name} has shape {tuple(shape)}, the model needs {expected}; nothing was written"
+            )
+        if name in seen:
+            raise ValueError(f"weight update: {name} comes twice in one bucket; nothing was written")
+        seen.add(name)
 
 
 def _some(names: set[str]) -> str:

@@ -22,12 +22,12 @@ def common(left: list[int], right: list[int]) -> int:
 @given(st.lists(TOKENS, max_size=14), st.integers(1, 4))
 def test_shares_as_much_as_any_earlier_request_allows(rows, page):
     entries = shared_prefixes(arrays(rows), page)
-    assert [entry.index for entry in entries] == sorted(range(len(rows)), key=lambda i: (rows[i], i))
+    assert sorted(entry.request for entry in entries) == list(range(len(rows)))
     for position, entry in enumerate(entries):
-        own = rows[entry.index]
-        most = max((common(own, rows[earlier.index]) for earlier in entries[:position]), default=0)
+        own = rows[entry.request]
+        most = max((common(own, rows[earlier.request]) for earlier in entries[:position]), default=0)
         assert entry.shared == most // page * page
-        sharer = rows[entries[entry.sharer].index]
+        sharer = rows[entries[entry.sharer].request]
         assert entry.sharer < position or entry.shared == 0
         assert sharer[: entry.shared] == own[: entry.shared]
 
@@ -42,4 +42,4 @@ def test_the_same_rows_in_any_order_move_the_same_tokens(rows, random):
 
 def test_samples_of_one_prompt_share_all_whole_pages_of_it():
     entries = shared_prefixes(arrays([[5, 6, 7, 8, 9]] * 3), 2)
-    assert [(entry.index, entry.shared, entry.sharer) for entry in entries] == [(0, 0, 0), (1, 4, 0), (2, 4, 1)]
+    assert [(entry.request, entry.shared, entry.sharer) for entry in entries] == [(0, 0, 0), (1, 4, 0), (2, 4, 1)]
