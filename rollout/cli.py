@@ -40,7 +40,7 @@ def demo(
 
 @app.command()
 def verify(
-    switches: Annotated[int, typer.Option(help="How often to switch, both ways in turn.")] = 10,
+    switches: Annotated[int, typer.Option(help="How often to switch, both ways in turn.")] = 20,
     ranks: Annotated[int, typer.Option(help="Processes that hold the model.")] = 2,
 ) -> None:
     """Switch with requests in flight, and compare weights, KV, tokens and logprobs with what was never switched.
@@ -51,8 +51,13 @@ def verify(
         _bad_argument(f"switches must be at least 1, got {switches}")
     if ranks < 2:
         _bad_argument(f"ranks must be at least 2, got {ranks}; with one there is nothing to switch")
+    from moebius_engine.sglang.arguments import check_machine
     from rollout.verify import run
 
+    try:
+        check_machine(ranks)
+    except ValueError as error:
+        _bad_argument(str(error))
     result = run(switches=switches, ranks=ranks)
     typer.echo(json.dumps(result))
     raise typer.Exit(0 if result["ok"] else 1)

@@ -2,7 +2,11 @@
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+
+from sglang.srt.managers.io_struct import ContinueGenerationReqInput, PauseGenerationReqInput
 
 GREEDY = {"temperature": 0, "ignore_eos": True, "max_new_tokens": 48}
 
@@ -43,6 +47,17 @@ def switched_run(engine, layouts, *, after: int = 4, **request) -> Run:
     for record in run.records:
         assert record is not None and record.inflight > 0, f"nothing in flight at {record}"
     return run
+
+
+@asynccontextmanager
+async def paused(engine, mode: str = "in_place") -> AsyncIterator[None]:
+    """Within it the engine runs no steps."""
+    manager = engine.tokenizer_manager
+    await manager.pause_generation(PauseGenerationReqInput(mode=mode))
+    try:
+        yield
+    finally:
+        await manager.continue_generation(ContinueGenerationReqInput())
 
 
 async def wait_for_steps(engine, steps: int, deadline_s: float = 30) -> None:

@@ -1,6 +1,7 @@
 """Control requests in both layouts and around a switch, retraction, and what TP holds that EP cannot."""
 
 import asyncio
+import time
 
 import pytest
 
@@ -15,14 +16,26 @@ def tokens(answers: list[dict]) -> list[list[int]]:
 
 
 def one_by_one(engine, request: dict) -> list[list[int]]:
-    """The same requests with the engine to themselves, so with enough memory."""
+    """Tokens of the same requests with the engine to themselves, so with enough memory."""
     params = request["sampling_params"]
-    return [
-        engine.generate(input_ids=row, sampling_params=params[index] if isinstance(params, list) else params)[
-            "output_ids"
-        ]
-        for index, row in enumerate(request["input_ids"])
-    ]
+    return tokens([engine.generate(input_ids=row, sampling_params=params) for row in request["input_ids"]])
+
+
+async def until(engine, reached, deadline_s: float = 60) -> dict:
+    """Wait for a state of health. Returns it; fails after the deadline."""
+    began = time.monotonic()
+    while not reached(health := await engine.async_health()):
+        assert time.monotonic() - began < deadline_s, health
+        await asyncio.sleep(0.01)
+    return health
+
+
+def waiting(health: dict) -> int:
+    return sum(rank["waiting"] for rank in health["ranks"])
+
+
+def all_decode(health: dict) -> bool:
+    return health["inflight"] > 0 and not any(rank["waiting"] or rank["prefilling"] for rank in health["ranks"])
 
 
 @LAYOUTS
@@ -138,16 +151,18 @@ def test_flush_health_and_state(engine, layout):
 
 @pytest.mark.parametrize("target", ["tp", "ep"])
 def test_control_requests_sent_with_a_switch_wait_and_succeed(engine, target):
+    rows = prompts(8)
+    alone = tokens(engine.generate(input_ids=rows, sampling_params=GREEDY))
     engine.switch("ep" if target == "tp" else "tp")
 
     async def go():
         rids = [f"row-{row}" for row in range(6)]
-        task = asyncio.ensure_future(engine.async_generate(input_ids=prompts(6), sampling_params=GREEDY, rid=rids))
+        task = asyncio.ensure_future(engine.async_generate(input_ids=rows[:6], sampling_params=GREEDY, rid=rids))
         await wait_for_steps(engine, 4)
         switch = asyncio.ensure_future(engine.async_switch(target))
         await asyncio.sleep(0)  # sent
         await engine.async_abort("row-2")
-        late = asyncio.ensure_future(engine.async_generate(input_ids=prompts(8)[7], sampling_params=GREEDY))
+        late = asyncio.ensure_future(engine.async_generate(input_ids=rows[7], sampling_params=GREEDY))
         flush = engine.tokenizer_manager.flush_cache()
         state = engine.tokenizer_manager.get_internal_state()
         record, flushed, states, health = await asyncio.gather(switch, flush, state, engine.async_health())
@@ -159,8 +174,7 @@ def test_control_requests_sent_with_a_switch_wait_and_succeed(engine, target):
     assert health["layout"] == target and health["ok"]
     assert [answer["meta_info"]["finish_reason"]["type"] for answer in answers].count("abort") == 1
     assert answers[2]["meta_info"]["finish_reason"]["type"] == "abort"
-    alone = one_by_one(engine, {"input_ids": [*prompts(6), prompts(8)[7]], "sampling_params": GREEDY})
-    assert late["output_ids"] == alone[6]
+    assert late["output_ids"] == alone[7]
     assert [row for index, row in enumerate(tokens(answers)) if index != 2] == alone[:2] + alone[3:6]
 
 
@@ -191,52 +205,46 @@ def test_requests_of_both_layouts_mix_and_each_is_answered_once(engine):
     assert all(answer["meta_info"]["completion_tokens"] == 48 for answer in answers)
 
 
-def test_retracted_requests_survive_a_switch(engine):
-    """Ten requests that grow to 1,060 tokens do not fit into 2 x 4,096 rows: SGLang takes some out again."""
-    request = {"input_ids": prompts(10, length=560), "sampling_params": GREEDY | {"max_new_tokens": 500}}
+def test_retracted_requests_survive_switches(engine):
+    """Three requests of 1,280 tokens a rank leave 256 of 4,096 rows, and want 330: SGLang takes one out again."""
+    request = {"input_ids": prompts(12, length=1280)[::2], "sampling_params": GREEDY | {"max_new_tokens": 110}}
     expected = one_by_one(engine, request)
     engine.flush_cache()
 
     async def go() -> tuple[list[dict], list]:
         task = asyncio.ensure_future(engine.async_generate(**request))
+        await until(engine, all_decode)
+        await until(engine, waiting)
         records = []
-        while not task.done():
-            health = await engine.async_health()
-            if any(rank["waiting"] for rank in health["ranks"]) and len(records) < 4:
-                await wait_for_steps(engine, 20)
-                records.append(await engine.async_switch("tp" if health["layout"] == "ep" else "ep"))
-            await asyncio.sleep(0.05)
+        for layout in ("tp", "ep", "tp"):
+            records.append(await engine.async_switch(layout))
+            await wait_for_steps(engine, 3)
         return await task, records
 
     answers, records = engine._run(go())
-    assert [record.refused for record in records] == [None] * len(records) and records
-    assert any(answer["meta_info"].get("num_retractions", 1) for answer in answers)
+    assert [record.refused for record in records] == [None] * 3
+    assert records[0].waiting >= 1 and all(record.inflight == 6 for record in records)
+    assert any(answer["meta_info"]["num_retractions"] for answer in answers)
     assert tokens(answers) == expected
 
 
 def test_a_union_that_no_partition_holds_loses_no_tokens(engine):
     """Five requests of 1,500 tokens fit into TP's 8,192 rows, but only two of them on each EP rank of 4,096."""
-    request = {"input_ids": prompts(5, length=1500), "sampling_params": GREEDY | {"max_new_tokens": 60}}
+    request = {"input_ids": prompts(10, length=1500)[::2], "sampling_params": GREEDY | {"max_new_tokens": 40}}
     expected = one_by_one(engine, request)
     engine.switch("tp")
     engine.flush_cache()
 
-    async def go() -> tuple[list[dict], object]:
+    async def go():
         task = asyncio.ensure_future(engine.async_generate(**request))
-        while (await engine.async_health())["ranks"][0]["inflight"] < 5:
-            await asyncio.sleep(0.01)
-        health = await engine.async_health()
-        while health["ranks"][0]["waiting"] or health["ranks"][0]["prefilling"]:
-            await asyncio.sleep(0.02)
-            health = await engine.async_health()
-        await wait_for_steps(engine, 5)
+        await until(engine, lambda health: health["inflight"] == 5 and all_decode(health))
         record = await engine.async_switch("ep")
-        health = await engine.async_health()
-        return await task, record, health
+        return record, await engine.async_health(), await task
 
-    answers, record, health = engine._run(go())
+    record, health, answers = engine._run(go())
     assert (record.refused, record.running) == (None, 5)
-    assert sum(rank["waiting"] for rank in health["ranks"]) >= 1 and health["inflight"] == 5
+    assert waiting(health) == 1 and health["inflight"] == 5
+    assert [answer["meta_info"]["num_retractions"] for answer in answers].count(1) == 1
     assert tokens(answers) == expected
 
 

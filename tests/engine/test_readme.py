@@ -1,0 +1,103 @@
+"""README.md and docs/design.md against the code: no engine is started."""
+
+import ast
+import importlib
+import inspect
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from moebius_engine.config import SwitchConfig
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+DESIGN = (ROOT / "docs/design.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+def calls(tree: ast.AST, name: str) -> list[ast.Call]:
+    """Calls of `name(...)` or `anything.name(...)`, through `.remote(...)` too."""
+    found = []
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        function = call.func
+        if isinstance(function, ast.Attribute) and function.attr == "remote":
+            function = function.value.func if isinstance(function.value, ast.Call) else function.value
+        if name in (getattr(function, "attr", None), getattr(function, "id", None)):
+            found.append(call)
+    return found
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.split("\n", 1)[0])
+def test_code_blocks_compile_and_import(block):
+    tree = ast.parse(block)
+    compile(tree, "README.md", "exec")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            module = importlib.import_module(node.module)
+            for alias in node.names:
+                assert hasattr(module, alias.name), f"{node.module} has no {alias.name}"
+
+
+def test_calls_in_the_code_blocks_fit_their_signatures():
+    from moebius_engine.engine import SwitchingEngine
+    from recipes.tiny_moe import make_tiny_moe
+    from rollout.actor import RolloutActor
+
+    python, ray = map(ast.parse, BLOCKS)
+    checked = [(python, make_tiny_moe, "make_tiny_moe", 0), (python, SwitchingEngine, "SwitchingEngine", 0)]
+    checked += [(python, SwitchingEngine.health, "health", 1), (python, SwitchingEngine.shutdown, "shutdown", 1)]
+    checked += [(python, inspect.unwrap(SwitchingEngine.__mro__[1].generate), "generate", 1)]
+    checked += [(ray, RolloutActor, "remote_actor", 0)]
+    checked += [
+        (ray, getattr(RolloutActor, name), name, 1) for name in ("begin_step", "generate_batch", "end_step", "shutdown")
+    ]
+    for tree, function, name, bound in checked:
+        # The call that takes the arguments is the outermost: remote_actor(...).remote(...).
+        call, *_ = calls(tree, name)
+        arguments = [None] * (len(call.args) + bound)
+        inspect.signature(function).bind(*arguments, **{word.arg: None for word in call.keywords})
+
+
+def test_the_settings_table_lists_every_field_with_its_default():
+    rows = re.findall(r"^\| `(\w+)` \| `(.+?)` \|", README, re.MULTILINE)
+    assert rows == [(field.name, repr(_plain(field.default))) for field in fields(SwitchConfig)]
+
+
+def _plain(value):
+    return str(value) if isinstance(value, str) else value
+
+
+def test_links_and_folders_exist():
+    for link in re.findall(r"\]\(([^)#:]+)\)", README + DESIGN):
+        assert (ROOT / link).exists(), link
+    for path in re.findall(r"`((?:moebius_engine|rollout|recipes|tests|docs|requirements)/[\w./]*)`", README):
+        assert (ROOT / path).exists(), path
+
+
+def test_the_picture_is_what_its_script_draws():
+    script = importlib.util.spec_from_file_location("architecture", ROOT / "docs/architecture.py")
+    module = importlib.util.module_from_spec(script)
+    script.loader.exec_module(module)
+    assert (ROOT / "docs/architecture.svg").read_text(encoding="utf-8") == module.draw()
+
+
+def hook_table() -> str:
+    """The table of docs/design.md, made from the hook tables."""
+    from moebius_engine.sglang.cpu.table import CPU_HOOKS
+    from moebius_engine.sglang.table import STATIC_HOOKS, switching_hooks
+
+    groups = {"switching": switching_hooks(None, SwitchConfig()), "policy `off`": STATIC_HOOKS, "CPU": CPU_HOOKS}
+    lines = ["| upstream function | kind | needed for | why |", "| --- | --- | --- | --- |"]
+    lines += [
+        f"| `{hook.target.removeprefix('sglang.srt.')}` | {hook.kind.name.lower()} | {group} | {hook.why} |"
+        for group, hooks in groups.items()
+        for hook in hooks
+    ]
+    return "\n".join(lines)
+
+
+def test_the_hook_table_is_that_of_the_code():
+    table = hook_table()
+    assert table in DESIGN, f"docs/design.md must hold this table:\n{table}"
