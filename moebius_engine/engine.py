@@ -6,6 +6,7 @@ import time
 from collections.abc import Awaitable, Collection, Iterable
 from typing import Any, TypeVar
 
+import psutil
 import torch
 
 from moebius_engine.config import SwitchConfig
@@ -66,11 +67,19 @@ class SwitchingEngine(Engine):
         ep, tp = server_arguments.both_layouts(ranks, server_args, self.config.timeout_s)
         if self.config.policy == "off":
             self.run_scheduler_process_func = run_static_scheduler
-            static = {Layout.EP: ep, Layout.TP: tp}[Layout(self.config.static_layout)]
-            super().__init__(server_args=ServerArgs(**static))
-            return
-        self.run_scheduler_process_func = functools.partial(run_scheduler, ServerArgs(**tp), self.config)
-        super().__init__(server_args=ServerArgs(**ep))
+            first = {Layout.EP: ep, Layout.TP: tp}[Layout(self.config.static_layout)]
+        else:
+            self.run_scheduler_process_func = functools.partial(run_scheduler, ServerArgs(**tp), self.config)
+            first = ep
+        others = {child.pid for child in psutil.Process().children()}
+        try:
+            super().__init__(server_args=ServerArgs(**first))
+        except BaseException:
+            # Upstream leaves the processes that did start, and Python would wait for them at exit.
+            for child in psutil.Process().children():
+                if child.pid not in others:
+                    kill_process_tree(child.pid)
+            raise
 
     @property
     def context_len(self) -> int:

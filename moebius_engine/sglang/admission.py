@@ -31,7 +31,10 @@ _INTEGERS = {
     "sampling_seed": (-(2**63), 2**63 - 1),
 }
 _FLOAT32_MAX = 3.4e38
-_LEAST_REPETITION_PENALTY = 1e-6  # logits are divided by it: with less they overflow, and sampling ends the scheduler
+# Logits are divided by the repetition penalty and, with the bias, by a temperature of 1e-6 or more. Beyond these bounds
+# they overflow, and sampling from what is not a number ends the scheduler.
+_LEAST_REPETITION_PENALTY = 1e-6
+_MOST_LOGIT_BIAS = 1e30
 
 
 class Limits(NamedTuple):
@@ -176,6 +179,8 @@ def _check_logit_bias(given: Mapping[str, Any], limits: Limits) -> str | None:
         message = _check_number(value, name)
         if message:
             return message
+        if abs(value) > _MOST_LOGIT_BIAS:
+            return f"{name}={_show(value)} must lie between {-_MOST_LOGIT_BIAS} and {_MOST_LOGIT_BIAS}"
     return None
 
 

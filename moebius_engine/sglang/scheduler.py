@@ -67,6 +67,7 @@ class SwitchingScheduler(Scheduler):
         self._idle_steps = 0
         self.tokens_generated = 0
         if self.config.policy == "tp":
+            self.result_queue: deque = deque()  # which the event loop makes only when it starts
             self.switch(Layout.TP, "step")
             self.trace.begin(step=0)
 
