@@ -109,13 +109,10 @@ def check_sampling(params: Any, prompt_tokens: int, limits: Limits) -> str | Non
     return None
 
 
-def check_logprobs(
-    return_logprob: Any, start: Any, top: Any, token_ids: Any, prompt_tokens: int, limits: Limits
-) -> str | None:
+def check_logprobs(return_logprob: Any, start: Any, top: Any, prompt_tokens: int, limits: Limits) -> str | None:
     """What is wrong with the logprob arguments of a prompt of so many tokens, or None.
 
-    start, top, token_ids: generate's logprob_start_len, top_logprobs_num and token_ids_logprob; None is SGLang's
-    default.
+    start, top: generate's logprob_start_len and top_logprobs_num; None is SGLang's default.
     """
     if return_logprob is not None and not isinstance(return_logprob, bool):
         return f"return_logprob={_show(return_logprob)} must be True or False"
@@ -125,7 +122,7 @@ def check_logprobs(
     ):
         if value is not None and (type(value) is not int or not least <= value <= most):
             return f"{name}={_show(value)} must be an integer from {least} to {most}"
-    return None if token_ids is None else _check_tokens(token_ids, "token_ids_logprob", limits)
+    return None
 
 
 def _check_scalars(given: Mapping[str, Any]) -> str | None:

@@ -32,10 +32,11 @@ _REFUSED = {
     "return_routed_experts": "routes are recorded by KV row, which a switch changes",
     "session_params": "a session's KV has no rule for a switch",
     "bootstrap_host": "prefill and decode run in one engine",
+    "token_ids_logprob": "SGLang 0.5.12 crashes when it prefills such a request together with others (logprob.py:154)",
 }
 
 # What may be given once or for each row → SGLang's default, which it sets only where nothing is given for any row.
-_LOGPROBS = {"return_logprob": False, "logprob_start_len": -1, "top_logprobs_num": 0, "token_ids_logprob": None}
+_LOGPROBS = {"return_logprob": False, "logprob_start_len": -1, "top_logprobs_num": 0}
 
 
 class _Sample(NamedTuple):
@@ -98,7 +99,7 @@ class _Call:
         live = engine.tokenizer_manager.rid_to_state
         seen: set[str] = set()
         samples: list[_Sample] = []
-        for prompt, params, rid, return_logprob, start, top, token_ids in zip(rows, *columns, strict=True):
+        for prompt, params, rid, return_logprob, start, top in zip(rows, *columns, strict=True):
             params = {} if params is None else params
             rid = uuid.uuid4().hex if rid is None else rid
             message, prompt = _tokenize(engine, prompt) if texts else (None, prompt)
@@ -107,7 +108,7 @@ class _Call:
                 message
                 or check_prompt(prompt, limits)
                 or check_sampling(params, length, limits)
-                or check_logprobs(return_logprob, start, top, token_ids, length, limits)
+                or check_logprobs(return_logprob, start, top, length, limits)
                 or check_rid(rid)
             )
             for sample_rid, sample_params in _expand(rid, params):
@@ -117,7 +118,7 @@ class _Call:
                 if not own:
                     seen.add(sample_rid)
                 refused = _abort(sample_rid, own, length) if own else None
-                logprobs = (return_logprob, start, top, token_ids)
+                logprobs = (return_logprob, start, top)
                 samples.append(_Sample(sample_rid, prompt, sample_params, logprobs, refused))
         return samples
 
@@ -135,8 +136,6 @@ class _Call:
         arguments = {**self._arguments, **columns, "prompt": None}
         if self._one_answer:
             return arguments | {name: value for name, (value,) in columns.items()}
-        # A list of None is read as a list of token ids.
-        arguments["token_ids_logprob"] = columns["token_ids_logprob"] if any(columns["token_ids_logprob"]) else None
         return arguments
 
     def merge(self, answers: Any) -> Any:
@@ -195,14 +194,9 @@ def _prompts(arguments: dict[str, Any]) -> tuple[list[Any], bool]:
 
 def _column(value: Any, count: int, name: str) -> list[Any]:
     """One argument's value for each row, where it may be given once for all."""
-    once_for_all = not isinstance(value, list)
-    if name == "token_ids_logprob" and value is not None:
-        once_for_all = not isinstance(value, list) or not any(isinstance(entry, list) for entry in value)
-        if not once_for_all and not all(isinstance(entry, list) for entry in value):
-            raise ValueError(f"{name} has entries that are no lists: give one list of token ids for all or one each")
     if name == "rid" and isinstance(value, str) and count > 1:
         return [f"{value}_{row}" for row in range(count)]  # as upstream
-    if once_for_all:
+    if not isinstance(value, list):
         return [value] * count
     if len(value) != count:
         raise ValueError(f"{name} has {len(value)} entries for {count} prompts: give one for all or one each")

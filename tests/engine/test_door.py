@@ -90,16 +90,38 @@ def test_logprob_arguments_are_checked_by_row(engine, good_tokens):
     answers = engine.generate(
         input_ids=[GOOD] * 5,
         sampling_params=SHORT,
-        return_logprob=True,
-        top_logprobs_num=[2, 513, 0, 0, 0],
-        logprob_start_len=[0, -1, 4, -1, -1],
-        token_ids_logprob=[[5], [5], [5], [512], [5]],
+        return_logprob=[True, True, True, False, True],
+        top_logprobs_num=[2, 513, 0, 0, None],
+        logprob_start_len=[0, -1, 4, -1, None],
     )
     assert "top_logprobs_num=513" in refusal(answers[1])
     assert "logprob_start_len=4" in refusal(answers[2])
-    assert "token_ids_logprob[0]=512" in refusal(answers[3])
-    assert answers[0]["output_ids"] == answers[4]["output_ids"] == good_tokens
+    assert all(answers[row]["output_ids"] == good_tokens for row in (0, 3, 4))
     assert len(answers[0]["meta_info"]["output_top_logprobs"][0]) == 2
+    assert len(answers[4]["meta_info"]["output_token_logprobs"]) == 8
+
+
+@pytest.mark.parametrize("layout", ["ep", "tp"])
+def test_extreme_values_that_are_let_in_do_no_harm(engine, good_tokens, layout):
+    """What overflows in sampling would end the scheduler: alone, and beside a plain row."""
+    engine.switch(layout)
+    everything = {str(token): 1e30 for token in range(512)}
+    extremes = [
+        {"temperature": 1e-6, "repetition_penalty": 1e-6},
+        {"temperature": 1e-6, "logit_bias": everything},
+        {"temperature": 1e-6, "logit_bias": {"5": 1e30, "6": -1e30}},
+        {"temperature": 3e38},
+        {"temperature": 1.0, "top_p": 1e-300, "min_p": 1.0, "top_k": 2**30},
+        {"frequency_penalty": -2.0, "presence_penalty": -2.0, "repetition_penalty": 2.0},
+        {"min_new_tokens": 8, "stop_token_ids": [0, 511]},
+    ]
+    params = [SHORT | extreme for extreme in extremes]
+    logprobs = {"return_logprob": True, "logprob_start_len": [0, 3, -1, 0, 2, -1, 0, 1]}
+    logprobs["top_logprobs_num"] = [0, 3, 0, 512, 1, 0, 0, 2]
+    answers = engine.generate(input_ids=[GOOD] * 8, sampling_params=[*params, SHORT], **logprobs)
+    assert all(len(answer["output_ids"]) == 8 for answer in answers)
+    assert answers[2]["output_ids"] == [5] * 8
+    assert answers[7]["output_ids"] == good_tokens
 
 
 def test_a_request_id_is_used_once(engine, good_tokens):
@@ -197,6 +219,7 @@ def test_text_prompts(engine):
         ({"prompt": [1]}, "prompt"),
         ({"input_ids": [GOOD] * 2, "sampling_params": [SHORT] * 3}, "3 entries for 2 prompts"),
         ({"input_ids": GOOD, "lora_path": ["a"]}, "lora_path"),
+        ({"input_ids": GOOD, "token_ids_logprob": [5]}, "token_ids_logprob is not supported"),
         ({"input_ids": GOOD, "return_hidden_states": True}, "enable_return_hidden_states"),
         ({"input_ids": GOOD, "priority": "high"}, "priority='high'"),
     ],
