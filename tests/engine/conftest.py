@@ -1,6 +1,5 @@
 """One engine for most tests of this folder: starting one takes the better part of a minute on two cores."""
 
-
 import pytest
 
 from moebius_engine.config import SwitchConfig

@@ -45,9 +45,7 @@ class StandInEngine:
             counts = {"running": inflight, "waiting": 0, "prefilling": 0, "kv_tokens": 1, "forward_ct": 0}
             times = dict.fromkeys(("decide_ms", "metadata_ms", "kv_ms", "weights_ms", "rest_ms"), 1.0)
             moved = {"total_ms": 5.0, "kv_bytes": 8, "weight_bytes": 8, "started_at_s": t_s, "step": self._step}
-            self._switches.append(
-                SwitchRecord(source="ep", target="tp", reason="policy", **counts, **times, **moved)
-            )
+            self._switches.append(SwitchRecord(source="ep", target="tp", reason="policy", **counts, **times, **moved))
         self._samples.append(TraceSample(t_s=t_s, inflight=inflight, tokens=self._tokens, layout=self.layout))
 
     def token(self, prompt, position):
