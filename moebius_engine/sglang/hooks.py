@@ -52,7 +52,7 @@ def check_fits(hook: Hook) -> None:
         upstream = getattr(owner, name)
     except (ImportError, AttributeError) as error:
         raise _refuse(hook, f"does not exist ({error})") from error
-    if hook.adds and name in vars(owner):
+    if hook.adds and name in vars(owner) and hook.target not in HookRegistry._patched:
         raise _refuse(hook, "is now defined upstream, so the hook is no longer needed")
     if not hook.parameters:
         return
