@@ -128,7 +128,7 @@ def model_shape(ranks: int) -> dict[str, int]:
     kv_heads = ranks // 2 if ranks >= 4 and ranks % 2 == 0 else ranks
     return {
         "experts": 4 * ranks,
-        "intermediate": 16 * ranks,
+        "intermediate": 32 * ranks,
         "q_heads": 2 * ranks,
         "kv_heads": kv_heads,
         "vocab_size": 256 * ranks,
