@@ -13,16 +13,19 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 PROMPT, RESPONSE, SAMPLES = 128, 64, 8  # tokens, tokens, requests that share a prompt
-PROMPT_TOKENS_SOURCE = "DeepMath prompts are short and alike (arXiv 2606.26607, appendix A)"
+END = {0}  # one set for all requests, as in SGLang
 
 
-def control_ms(counts: list[int], repeats: int = 9) -> dict[str, dict[str, float]]:
-    """Median milliseconds of EP→TP and TP→EP for each number of live requests, the slower rank counted."""
+def control_ms(counts: list[int], repeats: int = 31) -> dict[str, dict[int, float]]:
+    """Median milliseconds of a switch's control plane by number of live requests, the slower rank counted.
+
+    Returns: "to_tp" and "to_ep" → requests → milliseconds.
+    """
     results = mp.Manager().dict()
     mp.spawn(_rank, args=(2, counts, repeats, results), nprocs=2)
     return {
-        str(count): {way: max(results[rank, count, way] for rank in range(2)) for way in ("to_tp", "to_ep")}
-        for count in counts
+        way: {count: max(results[rank, count, way] for rank in range(2)) for count in counts}
+        for way in ("to_tp", "to_ep")
     }
 
 
@@ -56,12 +59,14 @@ def _round_trip(rank: int, ranks: int, count: int) -> dict[str, float]:
 
     rows = count * (PROMPT + RESPONSE + 8)
     ep, tp = _state("ep", rows, count), _state("tp", rows, count)
-    owned = [_request(index, ep) for index in range(rank, count, ranks)]
-    fresh = [(req, rank) for req in owned]
+    numbered = [(index, _request(index, ep)) for index in range(rank, count, ranks)]
+    owned = [req for _, req in numbered]
+    fresh = [placement.Held(req, rank, index // SAMPLES) for index, req in numbered]
     places = placement.plan_places(fresh, 1)
     placement.settle_in(ep, places, placement.occupy(ep, places, 1))
     roster, group = Roster(running=owned), dist.group.WORLD
     gc.collect()
+    gc.disable()  # as Switcher.run does
     dist.barrier()
 
     began = time.perf_counter()
@@ -113,7 +118,7 @@ def _request(index: int, state):
     prompt = [index // SAMPLES % 500, *range(PROMPT - 1)]
     params = SamplingParams(max_new_tokens=1024, temperature=1.0)
     params.normalize(None)
-    req = Req(f"request-{index}", "", prompt, params, return_logprob=True, vocab_size=512, eos_token_ids={0})
+    req = Req(f"request-{index}", "", prompt, params, return_logprob=True, vocab_size=512, eos_token_ids=END)
     req.output_ids = [token * 7 % 512 for token in range(RESPONSE)]
     req.output_token_logprobs_val = [-0.5] * RESPONSE
     req.output_token_logprobs_idx = list(req.output_ids)

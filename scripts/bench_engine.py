@@ -34,7 +34,9 @@ def main(
     runs: Annotated[int, typer.Option(min=1, help="timed batches an engine start")] = 7,
 ) -> None:
     environment.prepare(RANKS)
-    report: dict = {"control_ms": control_ms(COUNTS)}
+    control = control_ms(COUNTS)
+    # The dearer way is the one that counts.
+    report: dict = {"control_ms": control["to_tp"], "control_to_ep_ms": control["to_ep"]}
     from recipes.tiny_moe import make_tiny_moe
 
     with tempfile.TemporaryDirectory() as folder:

@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Any
-
 import torch.distributed as dist
 from sglang.srt.managers.schedule_batch import Req
 
 from moebius_engine.layout.partition import Capacity, partition, spread
 from moebius_engine.sglang import requests
+from moebius_engine.sglang.exchange import exchange
+from moebius_engine.sglang.placement import Held
 from moebius_engine.sglang.roster import Roster
 
 
@@ -16,45 +16,42 @@ from moebius_engine.sglang.roster import Roster
 class Handover:
     """This rank's requests in the target layout, and where everyone's KV goes.
 
-    held: per destination rank (one for TP, where all ranks get the same) the requests with KV and the EP rank that
-    owns them, or will. retracted: requests whose KV no EP rank can hold; they are recomputed from their tokens.
+    held: per destination rank (one for TP, where all ranks get the same) the requests with KV. retracted: requests
+    whose KV no EP rank can hold; they are recomputed from their tokens.
     """
 
     roster: Roster
-    held: list[list[tuple[Req, int]]]
+    held: list[list[Held]]
     new_token_ratio: float
     retracted: list[Req] = field(default_factory=list)
 
 
 def gather(roster: Roster, ratio: float, tokenizer, group: dist.ProcessGroup) -> Handover:
     """EP → TP: every rank gets the union, in one order. Collective; only other ranks' requests are copied."""
-    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-    mine: dict[str, Any] = {
-        "running": requests.pack(roster.running),
-        "prefilling": requests.pack(roster.prefilling),
-        "waiting": requests.pack(roster.waiting),
-        "penalties": roster.penalties,
-        "ratio": ratio,
+    rank = dist.get_rank(group)
+    mine = {state: requests.pack(getattr(roster, state)) for state in ("running", "prefilling", "waiting")}
+    everyone = exchange((mine, roster.penalties, ratio), group)
+    reqs = [
+        {s: getattr(roster, s) if owner == rank else requests.unpack(packed[s], tokenizer) for s in packed}
+        for owner, (packed, _, _) in enumerate(everyone)
+    ]
+    held = {
+        state: [
+            Held(req, owner, (owner, state, group_))
+            for owner, (packed, _, _) in enumerate(everyone)
+            for req, group_ in zip(reqs[owner][state], packed[state].groups if packed[state] else (), strict=True)
+        ]
+        for state in ("running", "prefilling")
     }
-    everyone: list[Any] = [None] * ranks
-    dist.all_gather_object(everyone, mine, group=group)
-
-    def of(owner: int, state: str) -> list[Req]:
-        if owner == rank:
-            return getattr(roster, state)
-        return requests.unpack(everyone[owner][state], tokenizer)
-
-    running = [(req, owner) for owner in range(ranks) for req in of(owner, "running")]
-    prefilling = [(req, owner) for owner in range(ranks) for req in of(owner, "prefilling")]
     # Waiting requests take turns by rank, so that nobody's queue goes before another's.
-    turns = zip_longest(*(of(owner, "waiting") for owner in range(ranks)))
+    turns = zip_longest(*(by_state["waiting"] for by_state in reqs))
     union = Roster(
-        running=[req for req, _ in running],
-        prefilling=[req for req, _ in prefilling],
+        running=[entry.req for entry in held["running"]],
+        prefilling=[entry.req for entry in held["prefilling"]],
         waiting=[req for turn in turns for req in turn if req is not None],
-        penalties={rid: state for rank_ in everyone for rid, state in rank_["penalties"].items()},
+        penalties={rid: state for _, penalties, _ in everyone for rid, state in penalties.items()},
     )
-    return Handover(union, [running + prefilling], max(entry["ratio"] for entry in everyone))
+    return Handover(union, [held["running"] + held["prefilling"]], max(ratio_ for _, _, ratio_ in everyone))
 
 
 def divide(roster: Roster, ratio: float, rank: int, ranks: int, capacity: Capacity, page_size: int) -> Handover:
@@ -68,6 +65,7 @@ def divide(roster: Roster, ratio: float, rank: int, ranks: int, capacity: Capaci
     owners = spread(len(waiting), [len(part) for part in parts.ranks])
     decoding = {id(req) for req in roster.running}
     mine = [held[index] for index in sorted(parts.ranks[rank])]
+    groups = requests.prefix_groups(held)
     return Handover(
         Roster(
             running=[req for req in mine if id(req) in decoding],
@@ -75,7 +73,7 @@ def divide(roster: Roster, ratio: float, rank: int, ranks: int, capacity: Capaci
             waiting=[req for req, owner in zip(waiting, owners, strict=True) if owner == rank],
             penalties=roster.penalties,
         ),
-        [[(held[index], owner) for index in sorted(part)] for owner, part in enumerate(parts.ranks)],
+        [[Held(held[index], owner, groups[index]) for index in sorted(part)] for owner, part in enumerate(parts.ranks)],
         ratio,
         retracted,
     )

@@ -5,18 +5,28 @@ each KV row agree without a message.
 """
 
 from array import array
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from sglang.srt.managers.schedule_batch import Req
-from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixParams
+from sglang.srt.mem_cache.base_prefix_cache import InsertParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from moebius_engine.layout.prefix import shared_prefixes
 from moebius_engine.sglang.layout_state import LayoutState
+
+
+class Held(NamedTuple):
+    """A request with KV. source: the EP rank that owns it, or will. group: equal for requests with the same cached
+    prefix, which then need not be compared (requests.prefix_groups)."""
+
+    req: Req
+    source: int
+    group: Hashable
 
 
 class Place(NamedTuple):
@@ -38,20 +48,26 @@ class Place(NamedTuple):
         return self.length - self.shared
 
 
-def plan_places(requests: Sequence[tuple[Req, int]], page_size: int) -> list[Place]:
+def plan_places(held: Sequence[Held], page_size: int) -> list[Place]:
     """Order one destination's requests so that shared prefixes are placed once.
 
-    requests: (request, source rank). Pure and deterministic: every rank gets the same places.
+    Pure and deterministic: every rank gets the same places.
     """
-    cached = [_cached_prefix(req) for req, _ in requests]
-    places: list[Place] = []
     # Prefixes are shared only within one namespace (SGLang's extra_key).
-    for namespace in sorted({req.extra_key or "" for req, _ in requests}):
-        members = [i for i, (req, _) in enumerate(requests) if (req.extra_key or "") == namespace]
-        base = len(places)
-        for entry in shared_prefixes([cached[i] for i in members], page_size):
-            req, source = requests[members[entry.request]]
-            places.append(Place(req, source, req.kv_committed_len, entry.shared, base + entry.sharer))
+    namespaces: dict[str, dict[Hashable, list[Held]]] = {}
+    for entry in held:
+        groups = namespaces.setdefault(entry.req.extra_key or "", {})
+        groups.setdefault(entry.group, []).append(entry)
+    places: list[Place] = []
+    for groups in namespaces.values():
+        members = list(groups.values())
+        last: list[int] = []  # place of the last member of each group, in order
+        for shared in shared_prefixes([array("i", _cached_prefix(group[0].req)) for group in members], page_size):
+            common, sharer = shared.shared, last[shared.sharer] if shared.shared else len(places)
+            for req, source, _ in members[shared.request]:
+                places.append(Place(req, source, req.kv_committed_len, common, sharer if common else len(places)))
+                common, sharer = req.cache_protected_len, len(places) - 1
+            last.append(len(places) - 1)
     return places
 
 
@@ -60,13 +76,11 @@ def rows_needed(places: Sequence[Place], page_size: int) -> int:
     return sum(-(-place.moved // page_size) * page_size for place in places)
 
 
-def _cached_prefix(req: Req) -> array:
-    """The tokens whose KV rows the prefix tree owns: only these can be shared between requests. int32."""
+def _cached_prefix(req: Req) -> list[int]:
+    """The tokens whose KV rows the prefix tree owns: only these can be shared between requests."""
     length = req.cache_protected_len
     tokens = req.origin_input_ids[:length]
-    if length > len(tokens):
-        tokens = tokens + req.output_ids[: length - len(tokens)]
-    return array("i", tokens)
+    return tokens if length <= len(tokens) else tokens + req.output_ids[: length - len(tokens)]
 
 
 @dataclass(frozen=True)
@@ -96,18 +110,22 @@ def occupy(state: LayoutState, places: Sequence[Place], page_size: int) -> Occup
         )
     slots, state.requests.free_slots = free[: len(places)], free[len(places) :]
     # Built on the host and written with one copy: per-request writes would cost a launch each.
-    width = max((place.length for place in places), default=0)
-    table_RT = np.zeros((len(places), width), dtype=np.int64)
-    host, start = rows.cpu().numpy(), 0
-    for row, place in enumerate(places):
-        own = host[start : start + place.moved]
-        if place.shared:
-            table_RT[row, : place.shared] = table_RT[place.sharer, : place.shared]
-        table_RT[row, place.shared : place.length] = own
-        start += -(-place.moved // page_size) * page_size
+    table_RT = _table(places, rows.cpu().numpy(), page_size)
     table = torch.from_numpy(table_RT).to(rows.device)
-    state.requests.req_to_token[torch.tensor(slots, dtype=torch.int64), :width] = table.to(torch.int32)
+    state.requests.req_to_token[torch.tensor(slots, dtype=torch.int64), : table.shape[1]] = table.to(torch.int32)
     return Occupied(slots, table)
+
+
+def _table(places: Sequence[Place], rows: np.ndarray, page_size: int) -> np.ndarray:
+    """KV rows of each place, (place, position): its own whole pages of `rows`, after those that it shares."""
+    table_RT = np.zeros((len(places), max((place.length for place in places), default=0)), dtype=np.int64)
+    start = 0
+    for row_T, place in zip(table_RT, places, strict=True):
+        if place.shared:
+            row_T[: place.shared] = table_RT[place.sharer, : place.shared]
+        row_T[place.shared : place.length] = rows[start : start + place.moved]
+        start += -(-place.moved // page_size) * page_size
+    return table_RT
 
 
 def moved_rows(state: LayoutState, places: Sequence[Place]) -> torch.Tensor:
@@ -136,30 +154,48 @@ def settle_in(state: LayoutState, places: Sequence[Place], occupied: Occupied, p
 
     prefilling: the half-prefilled ones among them, which go on after the rows that they have.
     """
-    nodes: list = []
+    tree = state.tree
+    nodes: list[Any] = []
     unfinished = {id(req) for req in prefilling}
     nothing = torch.empty(0, dtype=torch.int64)
     cached = [place.req.cache_protected_len for place in places]
-    for index, (place, slot, row_T) in enumerate(zip(places, occupied.slots, occupied.table_RT.unbind(), strict=True)):
+    for index, (place, slot) in enumerate(zip(places, occupied.slots, strict=True)):
         req = place.req
         req.req_pool_idx = slot
-        req.prefix_indices = row_T[: place.length] if id(req) in unfinished else nothing
-        if state.tree.disable:
+        req.prefix_indices = occupied.table_RT[index, : place.length] if id(req) in unfinished else nothing
+        if tree.disable:
             node, req.cache_protected_len = None, 0
         elif place.shared == cached[index] == cached[place.sharer] and place.sharer != index:
             node = nodes[place.sharer]  # the same prefix to the last token
         else:
-            node = _insert(state, req, row_T[: cached[index]])
+            node = _insert(tree, place, occupied.table_RT[index, : cached[index]])
         nodes.append(node)
-        if node is not None:
-            state.tree.inc_lock_ref(node)
         req.last_node = req.last_host_node = req.best_match_node = node
+    if not tree.disable:
+        for node, users in Counter(nodes).items():
+            _lock(tree, node, users)
 
 
-def _insert(state: LayoutState, req: Req, rows: torch.Tensor):
-    key = RadixKey(_cached_prefix(req).tolist(), req.extra_key)
-    state.tree.insert(InsertParams(key=key, value=rows.clone(), priority=req.priority or 0))
-    match = state.tree.match_prefix(MatchPrefixParams(key=key))
-    if not torch.equal(match.device_indices, rows):
-        raise RuntimeError(f"request {req.rid}: the prefix tree holds other rows than were placed for its prefix")
-    return match.last_device_node
+def _insert(tree, place: Place, rows: torch.Tensor):
+    """Put a request's cached prefix into the tree. Returns: the node that it ends at."""
+    req = place.req
+    key = RadixKey(_cached_prefix(req), req.extra_key)
+    known = tree.insert(InsertParams(key=key, value=rows, priority=req.priority or 0)).prefix_len
+    if known != place.shared:
+        raise RuntimeError(
+            f"request {req.rid}: the prefix tree held {known} tokens of its prefix already, {place.shared} were placed"
+        )
+    # Down to the end of what was just inserted: match_prefix would compare all tokens again.
+    node = tree.root_node
+    while len(key):
+        node = node.children[key.child_key(tree.page_size)]
+        key = key[len(node.key) :]
+    return node
+
+
+def _lock(tree, node, users: int) -> None:
+    """What as many calls of inc_lock_ref do."""
+    tree.inc_lock_ref(node)
+    while node is not tree.root_node:
+        node.lock_ref += users - 1
+        node = node.parent

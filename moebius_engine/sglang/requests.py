@@ -1,12 +1,12 @@
 """Requests between ranks: SGLang's Req objects as columns of values and back.
 
 A switch to TP packs and rebuilds every request that another rank owns while generation waits, so this code is written
-for speed: attributes are read by itemgetter, sent by column, and token ids travel as int32 arrays.
+for speed.
 """
 
 from array import array
 from collections.abc import Sequence
-from operator import itemgetter
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,15 +14,36 @@ from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.observability.req_time_stats import SchedulerReqTimeStats
 from sglang.srt.sampling.sampling_params import SamplingParams
 
+from moebius_engine.sglang import columns
+from moebius_engine.sglang.columns import Columns
 from moebius_engine.sglang.request_fields import CARRIED, KNOWN, LAZY
 
 _FRESH: dict[str, Any] = vars(Req("", "", [], SamplingParams()))
-_TOKENS = ("origin_input_ids", "output_ids")
-_NAMES = tuple(sorted(CARRIED - LAZY - {*_TOKENS, "sampling_params", "origin_input_ids_unpadded"}))
-_read = itemgetter(*_NAMES)
-_CONSTANT, _VARYING = 0, 1
+_PROMPT, _OUTPUT = ("origin_input_ids", "origin_input_ids_unpadded"), "output_ids"
+_LOGPROBS, _LOGPROB_IDS = "output_token_logprobs_val", "output_token_logprobs_idx"
+_LISTS = (*_PROMPT, _OUTPUT, _LOGPROBS, _LOGPROB_IDS)
+_NAMES = tuple(sorted(CARRIED - LAZY - {*_LISTS, "sampling_params"}))
+_ALWAYS = len(KNOWN - LAZY)
 
-Columns = dict[str, Any]
+
+@dataclass(frozen=True)
+class Packed:
+    """Requests as they travel.
+
+    lazy: attributes that only some of them have, by index. prompts: token ids of each distinct one. prompt: each
+    request's, an index. outputs, logprobs: generated token ids and their logprobs. logprob_ids: the ids that these
+    belong to, by index, where they are not simply the output's. groups: prefix_groups of the sender.
+    """
+
+    fields: Columns
+    sampling: Columns
+    lazy: dict[int, dict[str, Any]]
+    prompts: tuple[array, array]
+    prompt: list[int]
+    outputs: tuple[array, array]
+    logprobs: tuple[array, array]
+    logprob_ids: dict[int, Any]
+    groups: list[int]
 
 
 def check_known(req: Req) -> None:
@@ -32,56 +53,86 @@ def check_known(req: Req) -> None:
         raise RuntimeError(f"request {req.rid} has attributes that no rule of a switch covers: {unknown}")
 
 
-def pack(reqs: Sequence[Req]) -> Columns:
-    """What other ranks need to go on with these requests, by column."""
-    for req in reqs:
-        check_known(req)
+def prefix_groups(reqs: Sequence[Req]) -> list[int]:
+    """A number for each request: equal for two that hold the same prefix, because they hold the same tree node.
+
+    GRPO's samples of one prompt do. Requests of different numbers may still share a prefix.
+    """
+    numbers: dict[tuple[int, int], int] = {}
+    return [
+        index if req.last_node is None else numbers.setdefault((id(req.last_node), req.cache_protected_len), index)
+        for index, req in enumerate(reqs)
+    ]
+
+
+def pack(reqs: Sequence[Req]) -> Packed | None:
+    """What other ranks need to go on with these requests; None for none."""
+    if not reqs:
+        return None
     states = [vars(req) for req in reqs]
-    packed: Columns = {
-        "count": len(reqs),
-        "fields": [_column(values) for values in zip(*map(_read, states), strict=True)],
-        "lazy": [{name: state[name] for name in LAZY if name in state} for state in states],
-        "sampling": _pack_sampling([vars(req.sampling_params) for req in reqs]),
-    }
-    for name in _TOKENS:
-        lists = [state[name] for state in states]
-        flat = array("i")
-        for tokens in lists:
-            flat.fromlist(tokens)
-        packed[name] = (array("i", map(len, lists)), flat)
-    return packed
+    lazy = {}
+    for index, state in enumerate(states):
+        if len(state) != _ALWAYS:
+            check_known(reqs[index])
+            lazy[index] = {name: state[name] for name in LAZY if name in state}
+    sampling = [vars(req.sampling_params) for req in reqs]
+    names = tuple(sampling[0])
+    # Every SamplingParams has the same attributes: they are set in its constructor and in normalize().
+    if any(len(state) != len(names) for state in sampling):
+        raise RuntimeError(f"sampling parameters differ in their attributes, expected {names} for all")
+    groups = prefix_groups(reqs)
+    prompt = _first_equal([req.origin_input_ids for req in reqs], groups)
+    distinct = sorted(set(prompt))
+    places = dict(zip(distinct, range(len(distinct)), strict=True))
+    return Packed(
+        fields=columns.pack(states, _NAMES),
+        sampling=columns.pack(sampling, names),
+        lazy=lazy,
+        prompts=columns.pack_lists("i", [reqs[index].origin_input_ids for index in distinct]),
+        prompt=[places[index] for index in prompt],
+        outputs=columns.pack_lists("i", [req.output_ids for req in reqs]),
+        logprobs=columns.pack_lists("d", [req.output_token_logprobs_val for req in reqs]),
+        logprob_ids={
+            index: req.output_token_logprobs_idx
+            for index, req in enumerate(reqs)
+            if req.output_token_logprobs_idx != req.output_ids
+        },
+        groups=groups,
+    )
 
 
-def unpack(packed: Columns, tokenizer) -> list[Req]:
+def unpack(packed: Packed | None, tokenizer) -> list[Req]:
     """Requests that behave as those packed elsewhere, but hold no slot and no node yet."""
-    count = packed["count"]
-    if not count:
+    if packed is None:
         return []
-    fields = zip(*(_values(column, count) for column in packed["fields"]), strict=True)
-    inputs, outputs = (_split(*packed[name]) for name in _TOKENS)
-    sampling = _unpack_sampling(packed["sampling"], count)
     stats = SchedulerReqTimeStats()
     stats.set_scheduler_recv_time()
     times = vars(stats)
-    reqs = []
-    for values, lazy, origin, output, params in zip(fields, packed["lazy"], inputs, outputs, sampling, strict=True):
-        state = _FRESH.copy()
-        state.update(zip(_NAMES, values, strict=True))
-        state.update(lazy)
-        state.update(
-            origin_input_ids=origin,
-            origin_input_ids_unpadded=origin,  # they differ for images only, which are refused
-            output_ids=output,
-            fill_ids=[],
-            spec_correct_drafts_histogram=[],
-            sampling_params=params,
-            tokenizer=tokenizer,
-            time_stats=_time_stats(times),
-        )
-        req = Req.__new__(Req)
-        req.__dict__ = state
-        reqs.append(req)
-    return reqs
+    states = columns.unpack(packed.fields, {**_FRESH, "tokenizer": tokenizer})
+    sampling = columns.unpack(packed.sampling, {})
+    prompts, outputs, logprobs = map(columns.unpack_lists, (packed.prompts, packed.outputs, packed.logprobs))
+    rows = zip(states, packed.prompt, outputs, logprobs, sampling, strict=True)
+    for state, prompt, output, logprob, params in rows:
+        # The two differ for images only, which are refused.
+        state["origin_input_ids"] = state["origin_input_ids_unpadded"] = prompts[prompt].copy()
+        state["output_ids"], state["output_token_logprobs_idx"] = output, output.copy()
+        state["output_token_logprobs_val"] = logprob
+        state["fill_ids"], state["spec_correct_drafts_histogram"] = [], []
+        state["sampling_params"] = _with_state(SamplingParams, params)
+        state["time_stats"] = _with_state(SchedulerReqTimeStats, times.copy())
+    for index, attributes in packed.lazy.items():
+        states[index].update(attributes)
+    for index, ids in packed.logprob_ids.items():
+        states[index]["output_token_logprobs_idx"] = ids
+    return [_with_state(Req, state) for state in states]
+
+
+def _first_equal(prompts: Sequence[list[int]], groups: Sequence[int]) -> list[int]:
+    """For each request its own index, or its group's if that one has the same prompt."""
+    return [
+        group if prompts[group] == prompt else index
+        for index, (prompt, group) in enumerate(zip(prompts, groups, strict=True))
+    ]
 
 
 def forget_place(req: Req) -> None:
@@ -93,48 +144,7 @@ def forget_place(req: Req) -> None:
     req.host_hit_length = 0
 
 
-def _time_stats(times: dict[str, Any]) -> SchedulerReqTimeStats:
-    stats = SchedulerReqTimeStats.__new__(SchedulerReqTimeStats)
-    stats.__dict__ = times.copy()
-    return stats
-
-
-def _column(values: tuple) -> tuple[int, Any]:
-    """One attribute of all requests: sent once where they agree on an immutable value."""
-    first = values[0]
-    if first.__class__ in (int, float, bool, str, type(None)) and values.count(first) == len(values):
-        return _CONSTANT, first
-    return _VARYING, values
-
-
-def _values(column: tuple[int, Any], count: int) -> Sequence[Any]:
-    kind, content = column
-    return (content,) * count if kind == _CONSTANT else content
-
-
-def _pack_sampling(states: list[dict[str, Any]]) -> tuple[tuple[str, ...], list[tuple[int, Any]]] | None:
-    """SamplingParams by column. Every one has the same attributes: they are set in its constructor and normalize()."""
-    if not states:
-        return None
-    names = tuple(states[0])
-    if any(tuple(state) != names for state in states):
-        raise RuntimeError(f"sampling parameters differ in their attributes, expected {names} for all")
-    return names, [_column(values) for values in zip(*(tuple(state.values()) for state in states), strict=True)]
-
-
-def _unpack_sampling(packed, count: int) -> list[SamplingParams]:
-    names, columns = packed
-    made = []
-    for values in zip(*(_values(column, count) for column in columns), strict=True):
-        params = SamplingParams.__new__(SamplingParams)
-        params.__dict__ = dict(zip(names, values, strict=True))
-        made.append(params)
+def _with_state(kind: Any, state: dict[str, Any]) -> Any:
+    made = kind.__new__(kind)
+    made.__dict__ = state
     return made
-
-
-def _split(lengths: array, tokens: array) -> list[list[int]]:
-    flat, lists, start = tokens.tolist(), [], 0
-    for length in lengths:
-        lists.append(flat[start : start + length])
-        start += length
-    return lists

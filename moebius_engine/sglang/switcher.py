@@ -1,7 +1,10 @@
 """One rank's steps of a switch: the protocol of switch/coordinator.py on SGLang's scheduler."""
 
+import gc
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,6 +50,18 @@ class Plan:
         return self.places[0 if self.target == Layout.TP else rank]
 
 
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Thousands of requests are rebuilt at once: without this, collections over the whole heap run in mid-switch."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 class Switcher:
     """scheduler: the SwitchingScheduler of this rank."""
 
@@ -65,7 +80,8 @@ class Switcher:
         """Switch all ranks. Collective. See coordinator.run_switch."""
         s, source, began, started = self._s, self._s.layout, time.perf_counter(), self._s.trace.elapsed_s()
         self._plan = None
-        outcome = run_switch(self, self._agree, target, with_weights=with_weights)
+        with _no_garbage_collection():
+            outcome = run_switch(self, self._agree, target, with_weights=with_weights)
         total = 1e3 * (time.perf_counter() - began)
         decide, metadata, kv, weights = (outcome.ms.get(name, 0.0) for name in ("decide", "metadata", "kv", "weights"))
         plan = self._require_plan()
