@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from itertools import zip_longest
+
 import torch.distributed as dist
 from sglang.srt.managers.schedule_batch import Req
 
