@@ -8,18 +8,16 @@ time and switched both ways:
   (SwitchConfig.check_bytes). With what it was before the move, not with a static run: the layouts sum in different
   orders, so the KV that they compute differs in the last bits.
 - Weights: after the first and the last switch into each layout, every parameter, byte for byte, with the fresh start.
-- Tokens and logprobs: every answer, with both unswitched runs.
+- Tokens and logprobs: every answer, with both unswitched runs; without the requests on which these two differ.
 """
 
 import asyncio
 import itertools
-import math
 import random
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 from rich.console import Console
@@ -27,16 +25,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from moebius_engine.config import SwitchConfig
 from moebius_engine.layout import Layout
-from moebius_engine.telemetry import SwitchRecord
+from rollout.findings import Answer, Digests, Findings
 
 Request = Mapping[str, Any]
-Answer = Mapping[str, Any]
-Digests = Sequence[Mapping[str, tuple[str, int]]]
-"""Per rank: parameter name → (digest, bytes), from SwitchingEngine.weight_digests."""
-
-# The same weights in another layout round differently: below 1e-4 in fp32 on this model. A layer with a wrong expert or
-# a lost KV row moves them by more than 1e-2 (tests/engine/test_switch.py holds both). The bound lies between.
-MAX_LOGPROB_DIFF = 1e-3
 
 # A switch shall find requests in every state: more streams than may run at once, prompts longer than a chunk.
 STREAMS_PER_RANK, RUNNING_PER_RANK, CHUNK_PER_RANK = 4, 3, 64
@@ -44,82 +35,6 @@ PROMPT_TOKENS, RESPONSE_TOKENS = (8, 200), (12, 48)  # short and long prompts; t
 REQUESTS_PER_STREAM = 2  # distinct ones: the streams go round them until the last switch
 STEPS_BETWEEN = 3  # forward steps from one switch to the next
 DEADLINE_S = 600.0  # of every wait for a running engine; a busy machine decodes slowly
-
-
-@dataclass
-class Findings:
-    """What was compared, and what differs. Every method adds to it; nothing raises for a difference."""
-
-    faults: list[str] = field(default_factory=list)
-    inflight: list[int] = field(default_factory=list)  # at each committed switch [requests]
-    requests: int = 0
-    tokens: int = 0
-    bytes: int = 0
-    max_logprob_diff: float = 0.0
-
-    def add_switch(self, number: int, record: SwitchRecord | None) -> None:
-        """A switch and the KV compared within it."""
-        if record is None:
-            self.faults.append(f"switch {number}: the engine was in that layout already")
-        elif record.refused:
-            self.faults.append(f"switch {number} to {record.target} was refused: {record.refused}")
-        else:
-            self.inflight.append(record.inflight)
-            self.bytes += record.kv_bytes
-            if record.inflight < 1:
-                self.faults.append(f"switch {number} to {record.target}: nothing was in flight, so it proves nothing")
-
-    def add_weights(self, where: str, fresh: Digests, found: Digests) -> None:
-        """All ranks' parameters after a switch, against a fresh start in that layout."""
-        if len(fresh) != len(found):
-            self.faults.append(f"{where}: weights of {len(found)} ranks, a fresh start has {len(fresh)}")
-        for rank, (expected, actual) in enumerate(zip(fresh, found, strict=False)):
-            for name in sorted(expected.keys() | actual.keys()):
-                if name not in expected or name not in actual:
-                    owner = "the fresh start" if name in expected else "the switched engine"
-                    self.faults.append(f"{where}, rank {rank}: only {owner} has {name}")
-                    continue
-                self.bytes += expected[name][1]
-                if actual[name] != expected[name]:
-                    self.faults.append(f"{where}, rank {rank}: {name} differs from a fresh start")
-
-    def add_answer(self, request: int, answer: Answer, unswitched: Mapping[str, Answer]) -> None:
-        """The answer to a request, against each unswitched run's (name of the run → answer)."""
-        self.requests += 1
-        self.tokens += len(answer["output_ids"])
-        for run, expected in unswitched.items():
-            tokens, others = answer["output_ids"], expected["output_ids"]
-            if tokens != others:
-                at = next((i for i, pair in enumerate(zip(tokens, others, strict=False)) if pair[0] != pair[1]), None)
-                what = (
-                    f"{len(tokens)} tokens, {len(others)} expected"
-                    if at is None
-                    else f"token {at} is {tokens[at]}, {others[at]} expected"
-                )
-                self.faults.append(f"request {request} differs from {run}: {what}")
-                continue  # after the first other token logprobs are not comparable
-            diff = max((abs(a - b) for a, b in zip(logprobs(answer), logprobs(expected), strict=True)), default=0.0)
-            if not diff <= MAX_LOGPROB_DIFF:  # also for nan
-                self.faults.append(f"request {request}: logprobs differ from {run} by {diff:.2e} > {MAX_LOGPROB_DIFF}")
-            if math.isfinite(diff):
-                self.max_logprob_diff = max(self.max_logprob_diff, diff)
-
-    def result(self) -> dict[str, Any]:
-        """The line of JSON. switches: committed. bytes_compared: KV and weights, of all ranks."""
-        return {
-            "switches": len(self.inflight),
-            "inflight_min": min(self.inflight, default=0),
-            "requests": self.requests,
-            "tokens_compared": self.tokens,
-            "bytes_compared": self.bytes,
-            "max_logprob_diff": self.max_logprob_diff,
-            "ok": not self.faults and self.tokens > 0,
-        }
-
-
-def logprobs(answer: Answer) -> list[float]:
-    """Logprobs of an answer's output tokens; nan for one that SGLang did not give."""
-    return [math.nan if entry[0] is None else entry[0] for entry in answer["meta_info"]["output_token_logprobs"]]
 
 
 def model_shape(ranks: int) -> dict[str, int]:
@@ -177,12 +92,16 @@ def run(switches: int, ranks: int, console: Console | None = None) -> dict[str, 
                 unswitched[f"static {layout}"] = engine.loop.run_until_complete(
                     _answer_all(engine, requests, lambda task=task: progress.advance(task))
                 )
-        task = progress.add_task("switching", total=switches)
-        with _engine(model, ranks, SwitchConfig(policy="ep", check_bytes=True, timeout_s=DEADLINE_S)) as engine:
-            switcher = _switch_all(engine, switches, fresh, findings, lambda: progress.advance(task))
-            answers = engine.loop.run_until_complete(_feed_while(engine, requests, streams, switcher))
-    for number, answer in answers:
-        findings.add_answer(number, answer, {name: run_[number] for name, run_ in unswitched.items()})
+        chosen = findings.choose(unswitched)
+        for number in sorted(set(range(len(requests))) - set(chosen)):
+            console.print(f"Left out: request {number}, on which the static runs differ", highlight=False)
+        if not findings.faults:
+            task = progress.add_task("switching", total=switches)
+            with _engine(model, ranks, SwitchConfig(policy="ep", check_bytes=True, timeout_s=DEADLINE_S)) as engine:
+                switcher = _switch_all(engine, switches, fresh, findings, lambda: progress.advance(task))
+                answers = engine.loop.run_until_complete(_feed_while(engine, requests, chosen, streams, switcher))
+            for number, answer in answers:
+                findings.add_answer(number, answer, {name: answers_[number] for name, answers_ in unswitched.items()})
     for reason in findings.faults:
         console.print(f"FAILED: {reason}", markup=False, highlight=False, soft_wrap=True)
     return findings.result()
@@ -224,10 +143,12 @@ async def _answer_all(engine, requests: Sequence[Request], done) -> list[Answer]
     return await asyncio.gather(*map(one, requests))
 
 
-async def _feed_while(engine, requests: Sequence[Request], streams: int, work) -> list[tuple[int, Answer]]:
-    """Keep `streams` requests in flight until `work` is done. Returns (index of the request, answer) of all of them."""
+async def _feed_while(
+    engine, requests: Sequence[Request], chosen: Sequence[int], streams: int, work
+) -> list[tuple[int, Answer]]:
+    """Keep `streams` of the chosen requests in flight until `work` is done. Returns (index, answer) of all of them."""
     answers: list[tuple[int, Answer]] = []
-    turns = itertools.cycle(range(len(requests)))
+    turns = itertools.cycle(chosen)
     working = asyncio.create_task(work)
 
     async def stream() -> None:

@@ -62,11 +62,6 @@ def create_buffers(original, self):
     return None
 
 
-def adjust_config(original, model_config, load_config, tp_size):
-    """Keep the model's own heads: with fewer KV heads than ranks each head lies on several ranks, as on a GPU."""
-    return original(model_config, load_config, tp_size) if _building.get() is None else model_config
-
-
 BUILDING_HOOKS = (
     Hook(
         "sglang.srt.layers.quantization.unquant.UnquantizedFusedMoEMethod.create_weights",
@@ -81,12 +76,5 @@ BUILDING_HOOKS = (
         create_buffers,
         ("self",),
         "the KV pools of both layouts are views of the arena",
-    ),
-    Hook(
-        "sglang.srt.model_executor.model_runner.adjust_config_with_unaligned_cpu_tp",
-        HookType.AROUND,
-        adjust_config,
-        ("model_config", "load_config", "tp_size"),
-        "on a CPU it pads attention heads to a multiple of the ranks, in EP too, where no rank has a part of them",
     ),
 )

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from moebius_engine.layout.shape import ModelShape, check_ranks
 from moebius_engine.telemetry import SwitchRecord
-from rollout.verify import MAX_LOGPROB_DIFF, PROMPT_TOKENS, RESPONSE_TOKENS, Findings, make_requests, model_shape
+from rollout.findings import MAX_LOGPROB_DIFF, Findings
+from rollout.verify import PROMPT_TOKENS, RESPONSE_TOKENS, make_requests, model_shape
 
 STATIC = "static tp"
 
@@ -99,9 +100,9 @@ def test_weights_that_differ_are_named(found, reason):
     [
         (answer([1, 9, 3]), f"request 7 differs from {STATIC}: token 1 is 9, 2 expected"),
         (answer([1, 2]), f"request 7 differs from {STATIC}: 2 tokens, 3 expected"),
-        (answer([1, 2, 3], -1.01), f"request 7: logprobs differ from {STATIC} by 1.00e-02 > {MAX_LOGPROB_DIFF}"),
-        (answer([1, 2, 3], math.nan), f"request 7: logprobs differ from {STATIC} by nan"),
-        (answer([1, 2, 3], None), f"request 7: logprobs differ from {STATIC} by nan"),
+        (answer([1, 2, 3], -1.01), f"request 7 differs from {STATIC}: logprobs by up to 1.00e-02 > {MAX_LOGPROB_DIFF}"),
+        (answer([1, 2, 3], math.nan), f"request 7 differs from {STATIC}: logprobs by up to nan"),
+        (answer([1, 2, 3], None), f"request 7 differs from {STATIC}: logprobs by up to nan"),
     ],
 )
 def test_answers_that_differ_are_named(got, reason):
@@ -121,6 +122,25 @@ def test_one_logprob_beyond_the_bound_is_enough(place, diff):
     findings.add_answer(0, got, {STATIC: expected})
     assert findings.max_logprob_diff == pytest.approx(diff, abs=1e-12)
     assert bool(findings.faults) == (findings.max_logprob_diff > MAX_LOGPROB_DIFF)
+
+
+def test_requests_on_which_the_static_runs_differ_are_left_out():
+    tp = [answer([number]) for number in range(16)]
+    ep = [answer([number]) for number in range(16)]
+    ep[3], ep[9] = answer([3], -1.04), answer([0])
+    findings = Findings()
+    assert findings.choose({"static tp": tp, "static ep": ep}) == [n for n in range(16) if n not in (3, 9)]
+    assert findings.faults == []
+
+
+def test_static_runs_that_differ_too_often_are_a_fault():
+    tp = [answer([number]) for number in range(16)]
+    findings = Findings()
+    findings.choose({"static tp": tp, "static ep": [*tp[:13], *[answer([99])] * 3]})
+    assert findings.faults == [
+        "static tp and static ep differ on 3 of 16 requests, without any switch; at most 2 may. "
+        "First on request 13: token 0 is 99, 13 expected"
+    ]
 
 
 @given(ranks=st.integers(2, 64))

@@ -36,5 +36,13 @@ def tensor_without_pinning(original, *args, **kwargs):
     return original(*args, **kwargs)
 
 
+def adjust_config(original, model_config, load_config, tp_size):
+    """Fewer KV heads than ranks: let several ranks hold each, as on a GPU, instead of padding the model's heads."""
+    heads, kv_heads = model_config.num_attention_heads, model_config.get_total_num_kv_heads()
+    if kv_heads < tp_size and tp_size % kv_heads == 0 and heads % tp_size == 0:
+        return model_config
+    return original(model_config, load_config, tp_size)
+
+
 def seq_len_fill_value(self) -> int:
     return 1

@@ -53,6 +53,13 @@ CPU_HOOKS = (
         adds=True,
     ),
     Hook(
+        "sglang.srt.model_executor.model_runner.adjust_config_with_unaligned_cpu_tp",
+        _AROUND,
+        compute.adjust_config,
+        ("model_config", "load_config", "tp_size"),
+        "with fewer KV heads than ranks it pads the heads, in EP too, where no rank has a part of them",
+    ),
+    Hook(
         "torch.tensor",
         _AROUND,
         compute.tensor_without_pinning,

@@ -1,0 +1,121 @@
+"""What `moebius-rollout verify` has compared, and what differs. No engine: digests, answers and records come in."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from moebius_engine.telemetry import SwitchRecord
+
+Answer = Mapping[str, Any]
+Digests = Sequence[Mapping[str, tuple[str, int]]]
+"""Per rank: parameter name → (digest, bytes), from SwitchingEngine.weight_digests."""
+
+# The same weights in another layout round differently: below 1e-4 in fp32 on this model. A layer with a wrong expert or
+# a lost KV row moves them by more than 1e-2 (tests/engine/test_switch.py holds both). The bound lies between.
+MAX_LOGPROB_DIFF = 1e-3
+
+# Share of the requests that may be left out because the two unswitched runs differ on them.
+MAX_UNDECIDED = 1 / 8
+
+
+@dataclass
+class Findings:
+    """What was compared, and what differs. Every method adds to it; nothing raises for a difference."""
+
+    faults: list[str] = field(default_factory=list)
+    inflight: list[int] = field(default_factory=list)  # at each committed switch [requests]
+    requests: int = 0
+    tokens: int = 0
+    bytes: int = 0
+    max_logprob_diff: float = 0.0
+
+    def add_switch(self, number: int, record: SwitchRecord | None) -> None:
+        """A switch and the KV compared within it."""
+        if record is None:
+            self.faults.append(f"switch {number}: the engine was in that layout already")
+        elif record.refused:
+            self.faults.append(f"switch {number} to {record.target} was refused: {record.refused}")
+        else:
+            self.inflight.append(record.inflight)
+            self.bytes += record.kv_bytes
+            if record.inflight < 1:
+                self.faults.append(f"switch {number} to {record.target}: nothing was in flight, so it proves nothing")
+
+    def add_weights(self, where: str, fresh: Digests, found: Digests) -> None:
+        """All ranks' parameters after a switch, against a fresh start in that layout."""
+        if len(fresh) != len(found):
+            self.faults.append(f"{where}: weights of {len(found)} ranks, a fresh start has {len(fresh)}")
+        for rank, (expected, actual) in enumerate(zip(fresh, found, strict=False)):
+            for name in sorted(expected.keys() | actual.keys()):
+                if name not in expected or name not in actual:
+                    owner = "the fresh start" if name in expected else "the switched engine"
+                    self.faults.append(f"{where}, rank {rank}: only {owner} has {name}")
+                    continue
+                self.bytes += expected[name][1]
+                if actual[name] != expected[name]:
+                    self.faults.append(f"{where}, rank {rank}: {name} differs from a fresh start")
+
+    def choose(self, unswitched: Mapping[str, Sequence[Answer]]) -> list[int]:
+        """Indices of the requests on which the two unswitched runs agree (name of the run → answers).
+
+        Where two experts' router scores are equal but for the last bits, rounding decides which of them runs, and it
+        differs between the layouts. Such a request cannot tell a wrong switch from a right one.
+        """
+        (name, expected), (other, actual) = unswitched.items()
+        reasons = [difference(one, two)[0] for one, two in zip(actual, expected, strict=True)]
+        chosen = [request for request, reason in enumerate(reasons) if reason is None]
+        if len(reasons) - len(chosen) > MAX_UNDECIDED * len(reasons):
+            request, reason = next((request, reason) for request, reason in enumerate(reasons) if reason)
+            self.faults.append(
+                f"{name} and {other} differ on {len(reasons) - len(chosen)} of {len(reasons)} requests, without any "
+                f"switch; at most {int(MAX_UNDECIDED * len(reasons))} may. First on request {request}: {reason}"
+            )
+        return chosen
+
+    def add_answer(self, request: int, answer: Answer, unswitched: Mapping[str, Answer]) -> None:
+        """The answer to a request, against each unswitched run's (name of the run → answer)."""
+        self.requests += 1
+        self.tokens += len(answer["output_ids"])
+        for run, expected in unswitched.items():
+            reason, diff = difference(answer, expected)
+            if reason:
+                self.faults.append(f"request {request} differs from {run}: {reason}")
+            if math.isfinite(diff):
+                self.max_logprob_diff = max(self.max_logprob_diff, diff)
+
+    def result(self) -> dict[str, Any]:
+        """The line of JSON. switches: committed. bytes_compared: KV and weights, of all ranks."""
+        return {
+            "switches": len(self.inflight),
+            "inflight_min": min(self.inflight, default=0),
+            "requests": self.requests,
+            "tokens_compared": self.tokens,
+            "bytes_compared": self.bytes,
+            "max_logprob_diff": self.max_logprob_diff,
+            "ok": not self.faults and self.tokens > 0,
+        }
+
+
+def difference(answer: Answer, expected: Answer) -> tuple[str | None, float]:
+    """What differs between two answers to a request, or None; and the largest difference of their logprobs.
+
+    After the first token that differs the logprobs cannot be compared: nan.
+    """
+    tokens, others = answer["output_ids"], expected["output_ids"]
+    if len(tokens) != len(others):
+        return f"{len(tokens)} tokens, {len(others)} expected", math.nan
+    for place, (token, other) in enumerate(zip(tokens, others, strict=True)):
+        if token != other:
+            return f"token {place} is {token}, {other} expected", math.nan
+    pairs = zip(logprobs(answer), logprobs(expected), strict=True)
+    diffs = [abs(one - other) for one, other in pairs]
+    diff = math.nan if any(map(math.isnan, diffs)) else max(diffs, default=0.0)
+    if not diff <= MAX_LOGPROB_DIFF:  # also for nan
+        return f"logprobs by up to {diff:.2e} > {MAX_LOGPROB_DIFF}", diff
+    return None, diff
+
+
+def logprobs(answer: Answer) -> list[float]:
+    """Logprobs of an answer's output tokens; nan for one that SGLang did not give."""
+    return [math.nan if entry[0] is None else entry[0] for entry in answer["meta_info"]["output_token_logprobs"]]
