@@ -6,7 +6,7 @@ from typing import Literal, get_args
 from moebius_engine.layout import Layout
 
 PolicyName = Literal["rollout", "interactive", "ep", "tp", "off"]
-TransferName = Literal["auto", "collective"]
+TransferName = Literal["auto", "direct", "collective"]
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,9 @@ class SwitchConfig:
     low_threshold: Tℓ, below which TP is faster. rollout: always Tℎ; interactive: 0.8 Tℎ unless given.
     window: W, the counts whose mean is compared with Tℓ. rollout 1, interactive 8 unless given.
     cooldown_s: C, seconds after a switch without another. rollout 0, interactive 5 unless given.
-    transfer: how bytes move between ranks: "collective" (all-to-all), "auto" (the best that is there).
+    transfer: how bytes move between ranks: "direct" (peers write into each other's memory), "collective" (all-to-all),
+        "auto" (direct where a probe at start shows that it works).
+    share_gpu: all ranks on GPU 0, to try the mechanism there: needs MPS and an NCCL that allows it (2.32 or later).
     timeout_s: deadline in seconds of every wait across ranks.
     check_bytes: compare all moved KV byte for byte at every switch. Slow: for verification.
 
@@ -36,6 +38,7 @@ class SwitchConfig:
     window: int | None = None
     cooldown_s: float | None = None
     transfer: TransferName = "auto"
+    share_gpu: bool = False
     timeout_s: float = 300.0
     check_bytes: bool = False
 

@@ -12,3 +12,8 @@ class Layout(StrEnum):
 
     EP = "ep"
     TP = "tp"
+
+
+def other(layout: Layout) -> Layout:
+    """The layout that `layout` is switched from, or to."""
+    return Layout.TP if layout == Layout.EP else Layout.EP

@@ -9,6 +9,10 @@ from moebius_engine.layout import Layout
 from moebius_engine.layout.heads import kv_heads_per_rank
 from moebius_engine.layout.shape import ModelShape
 from moebius_engine.layout.slots import slot_of
+from moebius_engine.memory.exportable import Memory
+
+WEIGHTS, KV = "weights", "kv"  # tags, for sleep and wake
+_SLOT_BYTES = 256  # what a slot's size is a multiple of, so that all layers can be copied in words of 16 bytes
 
 
 class Arena:
@@ -16,14 +20,15 @@ class Arena:
     the layer before it has left (layout/slots.py). Addresses never change.
 
     shape, ranks: the model and P. dtype, device: of the expert weights. KV has its own dtype, given when the KV pool
-    is sized.
+    is sized. memory: where it all lies, tagged WEIGHTS and KV, at equal offsets on every rank; torch's own allocations
+    unless given.
     """
 
-    def __init__(self, shape: ModelShape, ranks: int, dtype: torch.dtype, device: str):
-        self.shape, self.ranks, self.device = shape, ranks, device
-        slots, local = shape.layers + 1, shape.experts // ranks
-        self._w13 = torch.empty(slots, local * 2 * shape.intermediate * shape.hidden, dtype=dtype, device=device)
-        self._w2 = torch.empty(slots, local * shape.hidden * shape.intermediate, dtype=dtype, device=device)
+    def __init__(self, shape: ModelShape, ranks: int, dtype: torch.dtype, device: str, memory: Memory | None = None):
+        self.shape, self.ranks, self.device, self.memory = shape, ranks, device, memory
+        local = shape.experts // ranks
+        self._w13 = self._slots(WEIGHTS, local * 2 * shape.intermediate * shape.hidden, dtype)
+        self._w2 = self._slots(WEIGHTS, local * shape.hidden * shape.intermediate, dtype)
         self._k: torch.Tensor | None = None
         self._v: torch.Tensor | None = None
 
@@ -51,8 +56,7 @@ class Arena:
         if self._k is not None:
             raise RuntimeError("the arena's KV cache is already allocated")
         elements = rows * self.shape.kv_heads * self.shape.head_dim
-        self._k = torch.zeros(self.shape.layers + 1, elements, dtype=dtype, device=self.device)
-        self._v = torch.zeros_like(self._k)
+        self._k, self._v = (self._slots(KV, elements, dtype).zero_() for _ in range(2))
 
     def kv_rows(self, layout: Layout) -> int:
         """KV rows a layer of this rank: in TP each row holds fewer heads, so that there are more of them."""
@@ -66,6 +70,14 @@ class Arena:
         used = rows * heads * self.shape.head_dim
         dims = (rows, heads, self.shape.head_dim)
         return self._k[slot, :used].view(dims), self._v[slot, :used].view(dims)
+
+    def _slots(self, tag: str, elements: int, dtype: torch.dtype) -> torch.Tensor:
+        """L + 1 slots of `elements` each."""
+        slots = self.shape.layers + 1
+        if self.memory is None:
+            return torch.empty(slots, elements, dtype=dtype, device=self.device)
+        unit = _SLOT_BYTES // dtype.itemsize
+        return self.memory.take(tag, (slots, -(-elements // unit) * unit), dtype)[:, :elements]
 
     def _heads(self, layout: Layout) -> int:
         return self.shape.kv_heads if layout == Layout.EP else kv_heads_per_rank(self.shape.kv_heads, self.ranks)

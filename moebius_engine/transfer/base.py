@@ -1,7 +1,7 @@
 """The interface of a transfer."""
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -10,15 +10,37 @@ from moebius_engine.layout.plan import Block
 Tensors = Mapping[str, torch.Tensor]
 
 
+class TransferError(RuntimeError):
+    """Bytes did not arrive. The memory of both layouts is undefined: the engine cannot go on."""
+
+
+class LayerMove(NamedTuple):
+    """One layer of a switch. layer: its number, for messages. source, destination: this rank's views of it."""
+
+    layer: int
+    source: Tensors
+    destination: Tensors
+
+
 class Transfer(Protocol):
-    """Moves one layer's blocks between ranks."""
+    """Moves blocks between ranks. Collective: every rank passes the same blocks and layers in the same order.
+
+    Blocks whose source is this rank are read from `source`, those whose destination it is are written to `destination`.
+    """
 
     def move(self, blocks: Sequence[Block], source: Tensors, destination: Tensors) -> None:
-        """Collective: every rank passes the same blocks in the same order.
+        """Move one layer. Where an implementation allows `source` and `destination` to overlap in memory, on every
+        rank all reads come before any write; else it raises ValueError."""
 
-        Blocks whose source is this rank are read from `source`, those whose destination it is are written to
-        `destination`. Both may overlap in memory: on every rank all reads come before any write.
-        """
+    def move_layers(self, blocks: Sequence[Block], moves: Sequence[LayerMove]) -> None:
+        """Move all layers by the same blocks, in this order. May return before the bytes have arrived; later work on
+        the current stream sees them. A layer may overwrite what the layers before it were read from."""
 
     def reserve(self, numel: int, dtype: torch.dtype, device: torch.device | str) -> None:
-        """Take scratch for moves of up to `numel` elements a rank, so that later moves allocate nothing."""
+        """Take scratch for moves of up to `numel` elements a rank and layer, so that later moves allocate nothing."""
+
+    def prepare(self, blocks: Sequence[Block], moves: Sequence[LayerMove]) -> None:
+        """Keep what can be computed ahead for `move_layers` with this very list and these views."""
+
+    def finish(self) -> None:
+        """Wait until everything moved has arrived. Raises TransferError naming rank and layer if a peer failed."""

@@ -33,7 +33,7 @@ def test_frozen():
     ("settings", "text"),
     [
         ({"policy": "auto"}, r"policy='auto' is unknown: use one of \['rollout', 'interactive', 'ep', 'tp', 'off'\]"),
-        ({"transfer": "direct"}, r"transfer='direct' is unknown: use one of \['auto', 'collective'\]"),
+        ({"transfer": "nccl"}, r"transfer='nccl' is unknown: use one of \['auto', 'direct', 'collective'\]"),
         ({"threshold": 0}, "threshold=0: at least 1"),
         ({"threshold": "256"}, "threshold='256': a whole number"),
         ({"threshold": 2.5}, "threshold=2.5: a whole number"),

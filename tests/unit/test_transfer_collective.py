@@ -99,6 +99,6 @@ def test_pick_says_which_and_why(tmp_path, caplog):
     finally:
         dist.destroy_process_group()
     assert [record.message for record in caplog.records if record.name == "moebius_engine.transfer"] == [
-        "transfer: collective over gloo (the only back end so far)",
+        "transfer: collective over gloo (the ranks share no device memory)",
         "transfer: collective over gloo (asked for)",
     ]
