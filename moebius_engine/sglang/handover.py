@@ -58,8 +58,9 @@ def gather(roster: Roster, ratio: float, tokenizer, group: dist.ProcessGroup) ->
 def divide(roster: Roster, ratio: float, rank: int, ranks: int, capacity: Capacity, page_size: int) -> Handover:
     """TP → EP: every rank holds the union and computes the same partition, so nothing is exchanged."""
     held = roster.held
+    sizes = [req.kv_committed_len for req in roster.running] + [prompt_tokens(req) for req in roster.prefilling]
     # Whole pages and one more for the next token, so that what lands can go on.
-    sizes = [(-(-req.kv_committed_len // page_size) + 1) * page_size for req in held]
+    sizes = [(-(-size // page_size) + 1) * page_size for size in sizes]
     parts = partition(sizes, ranks, capacity)
     retracted = [held[index] for index in sorted(parts.overflow)]
     waiting = retracted + roster.waiting
@@ -78,3 +79,8 @@ def divide(roster: Roster, ratio: float, rank: int, ranks: int, capacity: Capaci
         ratio,
         retracted,
     )
+
+
+def prompt_tokens(req: Req) -> int:
+    """Tokens of a half-prefilled request when it is filled: SGLang takes rows for the rest without asking again."""
+    return len(req.origin_input_ids) + len(req.output_ids)
