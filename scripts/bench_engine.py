@@ -2,8 +2,9 @@
 
     python scripts/bench_engine.py --out benchmarks/engine_cpu.json
 
-Everything is a ratio between rivals of one run, or a time of code that needs no model; medians throughout. Stock and
-ours take turns (stock, ours, ours, stock, ...), because a machine's speed drifts over the minutes that this takes.
+Everything is a ratio between rivals of one run, or a time of code that needs no model; medians throughout. A machine's
+speed drifts over the minutes that this takes, so stock and ours are both up and take turns, a batch each; whoever waits
+is stopped (SIGSTOP), because an idle SGLang scheduler polls without a pause.
 """
 
 import asyncio
@@ -13,10 +14,13 @@ import platform
 import statistics
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
+import psutil
 import typer
 from bench_control import control_ms
 
@@ -30,8 +34,7 @@ SWITCHES = 10
 
 def main(
     out: Annotated[Path, typer.Option(help="JSON file to write")] = Path("benchmarks/engine_cpu.json"),
-    rounds: Annotated[int, typer.Option(min=1, help="pairs of engine starts a layout")] = 2,
-    runs: Annotated[int, typer.Option(min=1, help="timed batches an engine start")] = 7,
+    pairs: Annotated[int, typer.Option(min=1, help="timed batches of each engine")] = 24,
 ) -> None:
     environment.prepare(RANKS)
     control = control_ms(COUNTS)
@@ -41,41 +44,72 @@ def main(
 
     with tempfile.TemporaryDirectory() as folder:
         model = str(make_tiny_moe(Path(folder) / "tiny"))
-        switches: list[float] = []
-        steps: list[float] = []
         for layout in ("ep", "tp"):
-            rates: dict[str, list[float]] = {"stock": [], "ours": []}
-            for turn in range(rounds):
-                for who in ("stock", "ours") if turn % 2 == 0 else ("ours", "stock"):
-                    engine = _start(model, who, layout)
-                    try:
-                        rates[who] += [_tokens_per_s(engine) for _ in range(runs)]
-                        if who == "ours" and layout == "ep":
-                            times = _switches(engine)
-                            switches += times
-                            steps += [1e3 * REQUESTS / rate for rate in rates[who][-runs:]]
-                    finally:
-                        engine.shutdown()
-            medians = {who: statistics.median(values) for who, values in rates.items()}
-            report[f"{layout}_ratio"] = medians["ours"] / medians["stock"]
-            report[f"{layout}_tokens_per_s"] = medians
-    report["switch_ms"] = statistics.median(switches)
-    report["decode_step_ms"] = statistics.median(steps)
+            report |= _compare(model, layout, pairs)
     report["switch_steps"] = report["switch_ms"] / report["decode_step_ms"]
-    report["setting"] = _setting(rounds, runs)
+    report["setting"] = _setting(pairs)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     typer.echo(json.dumps(report, indent=2))
 
 
-def _start(model: str, who: str, layout: str):
-    from moebius_engine.engine import SwitchingEngine
+def _compare(model: str, layout: str, pairs: int) -> dict:
+    stock = Contestant(model, SwitchConfig(policy="off", static_layout=layout))
+    ours = Contestant(model, SwitchConfig(policy=layout))
+    try:
+        rates = []
+        for turn in range(pairs):
+            rate = {who: who.tokens_per_s() for who in ((stock, ours) if turn % 2 == 0 else (ours, stock))}
+            rates.append((rate[stock], rate[ours]))
+        found: dict = {
+            f"{layout}_ratio": statistics.median(our / its for its, our in rates),
+            f"{layout}_tokens_per_s": {
+                "stock": statistics.median(its for its, _ in rates),
+                "ours": statistics.median(our for _, our in rates),
+            },
+        }
+        if layout == "ep":
+            with ours.running() as engine:
+                found["switch_ms"] = statistics.median(_switches(engine))
+            found["decode_step_ms"] = 1e3 * REQUESTS / found["ep_tokens_per_s"]["ours"]
+        return found
+    finally:
+        for contestant in (stock, ours):
+            contestant.shutdown()
 
-    switch = SwitchConfig(policy="off", static_layout=layout) if who == "stock" else SwitchConfig(policy=layout)
-    engine = SwitchingEngine(model, ranks=RANKS, switch=switch, max_running_requests=64)
-    for _ in range(2):
-        _tokens_per_s(engine)
-    return engine
+
+class Contestant:
+    """An engine that is stopped unless it is its turn."""
+
+    def __init__(self, model: str, switch: SwitchConfig):
+        from moebius_engine.engine import SwitchingEngine
+
+        others = set(psutil.Process().children(recursive=True))
+        self._engine = SwitchingEngine(model, ranks=RANKS, switch=switch, max_running_requests=64)
+        self._processes = set(psutil.Process().children(recursive=True)) - others
+        for _ in range(2):
+            _tokens_per_s(self._engine)
+        self._stop()
+
+    def _stop(self) -> None:
+        for process in self._processes:
+            process.suspend()
+
+    @contextmanager
+    def running(self) -> Iterator:
+        for process in self._processes:
+            process.resume()
+        yield self._engine
+        self._stop()
+
+    def tokens_per_s(self) -> float:
+        with self.running() as engine:
+            return _tokens_per_s(engine)
+
+    def shutdown(self) -> None:
+        for process in self._processes:
+            process.resume()
+        self._engine.shutdown()
 
 
 def _request() -> dict:
@@ -114,15 +148,14 @@ def _switches(engine) -> list[float]:
     return engine.loop.run_until_complete(go())
 
 
-def _setting(rounds: int, runs: int) -> dict:
+def _setting(pairs: int) -> dict:
     return {
         "machine": platform.processor() or platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
         "ranks": RANKS,
         "requests": REQUESTS,
         "tokens": TOKENS,
-        "rounds": rounds,
-        "runs": runs,
+        "pairs": pairs,
         "model": "Qwen3-MoE, 4 layers, 8 experts, random weights, fp32 (recipes/tiny_moe.py)",
         "versions": {name: version(name) for name in ("sglang", "torch", "transformers")},
         "python": platform.python_version(),

@@ -5,7 +5,6 @@ the requests, and any rank may receive a control message. In EP a rank keeps its
 union in one order. Control messages are handled by all ranks in the same step in both layouts.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -25,30 +24,57 @@ class Header(NamedTuple):
     decision: int  # rank 0: 0 none, else 1 + index of the layout to switch to
 
 
+class Sent(NamedTuple):
+    """An exchange under way: what this rank puts into it, and where all headers will be."""
+
+    work: list[Any]
+    control: list[Any]
+    headers: torch.Tensor
+    done: dist.Work
+
+
 class Inbox:
-    """group: gloo process group of all ranks, in rank order."""
+    """group: gloo process group of all ranks, in rank order.
+
+    Headers travel while a step computes and are read in the next, so no step waits for another rank's; what a rank
+    receives is handled one step later.
+    """
 
     def __init__(self, group: dist.ProcessGroup):
         self._group, self._ranks = group, dist.get_world_size(group)
+        self._sent: Sent | None = None
+        self._stale = False  # whether the decision under way is
         self.headers: list[Header] = [Header(0, 0, 0, 0, 0, 0)] * self._ranks
 
-    def exchange(
-        self, layout: Layout, work: list[Any], control: list[Any], describe: Callable[..., Header]
-    ) -> list[Any]:
-        """Exchange one step. Collective.
+    def receive(self, layout: Layout) -> list[Any]:
+        """End the exchange that the last step began. Collective.
 
-        describe(work=, control=): this rank's header given the two counts.
         Returns: the requests and control messages that this rank handles in this step, requests first.
         """
-        mine = torch.tensor(describe(work=len(work), control=len(control)), dtype=torch.int64)
-        everyone = torch.empty(self._ranks * len(mine), dtype=torch.int64)
-        dist.all_gather_into_tensor(everyone, mine, group=self._group)
-        self.headers = [Header(*row) for row in everyone.view(self._ranks, -1).tolist()]
+        if self._sent is None:
+            return []
+        work, control, headers, done = self._sent
+        done.wait()
+        self.headers = [Header(*row) for row in headers.view(self._ranks, -1).tolist()]
+        if self._stale:
+            self.headers[0], self._stale = self.headers[0]._replace(decision=0), False
         if layout == Layout.TP and any(header.work for header in self.headers):
             work = self._union(work)
         if any(header.control for header in self.headers):
             control = self._union(control)
         return work + control
+
+    def send(self, work: list[Any], control: list[Any], header: Header) -> None:
+        """Begin the exchange that the next step ends. Collective. header: of this rank, with the counts of the two."""
+        mine = torch.tensor(header, dtype=torch.int64)
+        everyone = torch.empty(self._ranks * len(mine), dtype=torch.int64)
+        done = dist.all_gather_into_tensor(everyone, mine, group=self._group, async_op=True)
+        self._sent = Sent(work, control, everyone, done)
+
+    def forget_decision(self) -> None:
+        """Drop rank 0's decision, also one under way: a switch has made it stale. In the same step on every rank."""
+        self.headers[0] = self.headers[0]._replace(decision=0)
+        self._stale = True
 
     def _union(self, mine: list[Any]) -> list[Any]:
         everyone: list[Any] = [None] * self._ranks

@@ -63,7 +63,7 @@ class SwitchingScheduler(Scheduler):
         self.switch_policy = Policy(self.config)
         self.switcher = Switcher(self)
         self.tp_worker.before_writing = self._before_weights_are_written
-        self._decision: Layout | None = None  # rank 0's, told to all in the next exchange
+        self._decision: Layout | None = None  # rank 0's, told to all in this step's exchange
         self._idle_steps = 0
         self.tokens_generated = 0
         if self.config.policy == "tp":
@@ -88,13 +88,14 @@ class SwitchingScheduler(Scheduler):
     # ---- every step: receive, decide, switch
 
     def recv_requests(self) -> list:
-        work, control = self._split_work_and_control_reqs(self._drain_sockets())
-        messages = self.inbox.exchange(self.layout, work, control, self._header)
+        messages = self.inbox.receive(self.layout)
         inflight = self.inbox.inflight(self.layout)
         if self.tp_rank == 0:
             self.trace.sample(self.layout, self.inbox.headers, inflight)
             self._decision = self.switch_policy.observe(time.monotonic(), inflight, self.layout)
-        self._idle_steps = 0 if messages or inflight else self._idle_steps + 1
+        work, control = self._split_work_and_control_reqs(self._drain_sockets())
+        self.inbox.send(work, control, self._header(len(work), len(control)))
+        self._idle_steps = 0 if messages or work or control or inflight else self._idle_steps + 1
         if self._idle_steps > _IDLE_STEPS:
             time.sleep(_IDLE_SLEEP_S)
         return messages
@@ -147,7 +148,7 @@ class SwitchingScheduler(Scheduler):
             record = refused_switch(self, target, reason, incomplete)
         else:
             record = self.switcher.run(target, reason, with_weights)
-        self._decision = None
+        self.inbox.forget_decision()
         if record.refused:
             self.switch_policy.refused(time.monotonic())
         else:

@@ -2,7 +2,7 @@
 
 from sglang.srt.plugins.hook_registry import HookType
 
-from moebius_engine.sglang.cpu import collectives, compute
+from moebius_engine.sglang.cpu import collectives, compute, controller
 from moebius_engine.sglang.hooks import Hook
 
 _GROUP = "sglang.srt.distributed.parallel_state.GroupCoordinator."
@@ -58,6 +58,13 @@ CPU_HOOKS = (
         compute.adjust_config,
         ("model_config", "load_config", "tp_size"),
         "with fewer KV heads than ranks it pads the heads, in EP too, where no rank has a part of them",
+    ),
+    Hook(
+        "sglang.srt.managers.data_parallel_controller.DataParallelController.event_loop",
+        _REPLACE,
+        controller.event_loop,
+        ("self",),
+        "it polls its socket without a pause, which takes a core from the ranks",
     ),
     Hook(
         "torch.tensor",
