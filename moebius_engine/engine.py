@@ -28,7 +28,7 @@ from sglang.srt.utils import MultiprocessingSerializer, kill_process_tree
 
 from moebius_engine.sglang import door
 from moebius_engine.sglang.commands import STATIC_COMMANDS, Command
-from moebius_engine.sglang.process import run_scheduler, run_static_scheduler
+from moebius_engine.sglang.process import controller_with_plugins, run_scheduler, run_static_scheduler
 
 Result = TypeVar("Result")
 NamedTensors = Iterable[tuple[str, torch.Tensor]]
@@ -59,7 +59,7 @@ class SwitchingEngine(Engine):
         self.shape = ModelShape.from_hf_config(hf_config)
         check_ranks(self.shape, ranks)
         server_arguments.check(ranks, server_args)
-        server_arguments.check_machine(ranks)
+        server_arguments.check_machine(ranks, self.config.share_gpu)
         if environment.is_needed():
             environment.prepare(ranks)
         port = server_arguments.choose_port(server_args.pop("port", None))
@@ -80,6 +80,12 @@ class SwitchingEngine(Engine):
                 if child.pid not in others:
                     kill_process_tree(child.pid)
             raise
+
+    @classmethod
+    def _launch_scheduler_processes(cls, *args: Any, **kwargs: Any):
+        """Upstream's extension point for how its processes are started."""
+        with controller_with_plugins():
+            return super()._launch_scheduler_processes(*args, **kwargs)
 
     @property
     def context_len(self) -> int:

@@ -43,8 +43,10 @@ def check(ranks: int, arguments: dict[str, Any]) -> None:
             raise ValueError(f"{name}={arguments[name]!r}: only {value!r} works with switching ({why})")
 
 
-def check_machine(ranks: int) -> None:
+def check_machine(ranks: int, share_gpu: bool = False) -> None:
     """Raise ValueError if this machine cannot hold that many ranks."""
+    if share_gpu:
+        return
     if environment.is_needed():
         most, what = 4 * len(os.sched_getaffinity(0)), "four times its cores"
     else:

@@ -92,7 +92,7 @@ class Occupied:
 
     def moved_rows(self, places: Sequence[Place]) -> torch.Tensor:
         """Destination rows of all moved tokens, in order of places."""
-        return self.table_RT[_positions([(row, place.shared, place.length) for row, place in enumerate(places)])]
+        return _rows_at(self.table_RT, [(row, place.shared, place.length) for row, place in enumerate(places)])
 
 
 def occupy(state: LayoutState, places: Sequence[Place], page_size: int) -> Occupied:
@@ -101,7 +101,8 @@ def occupy(state: LayoutState, places: Sequence[Place], page_size: int) -> Occup
     Raises RuntimeError if they do not fit, which a checked plan rules out.
     """
     total = rows_needed(places, page_size)
-    rows = state.allocator.alloc(total) if total else torch.empty(0, dtype=torch.int64)
+    device = state.requests.req_to_token.device
+    rows = state.allocator.alloc(total) if total else torch.empty(0, dtype=torch.int64, device=device)
     free = state.requests.free_slots
     if rows is None or len(places) > len(free):
         raise RuntimeError(
@@ -112,8 +113,23 @@ def occupy(state: LayoutState, places: Sequence[Place], page_size: int) -> Occup
     # Built on the host and written with one copy: per-request writes would cost a launch each.
     table_RT = _table(places, rows.cpu().numpy(), page_size)
     table = torch.from_numpy(table_RT).to(rows.device)
-    state.requests.req_to_token[torch.tensor(slots, dtype=torch.int64), : table.shape[1]] = table.to(torch.int32)
+    index = torch.tensor(slots, dtype=torch.int64, device=device)
+    state.requests.req_to_token[index, : table.shape[1]] = table.to(torch.int32)
     return Occupied(slots, table)
+
+
+def rows_elsewhere(state: LayoutState, places: Sequence[Place], page_size: int) -> torch.Tensor:
+    """Rows of all moved tokens where another rank takes these places in its own pool of this layout.
+
+    All ranks' pools are alike and, before a switch, empty: so they hand out the same rows.
+    """
+    total = rows_needed(places, page_size)
+    if not total or total > state.allocator.available_size():
+        return torch.empty(0, dtype=torch.int64)  # that rank refuses the switch itself
+    rows = state.allocator.alloc(total)
+    table_RT = torch.from_numpy(_table(places, rows.cpu().numpy(), page_size)).to(rows.device)
+    state.allocator.clear()
+    return Occupied([], table_RT).moved_rows(places)
 
 
 def _table(places: Sequence[Place], rows: np.ndarray, page_size: int) -> np.ndarray:
@@ -131,22 +147,23 @@ def _table(places: Sequence[Place], rows: np.ndarray, page_size: int) -> np.ndar
 def moved_rows(state: LayoutState, places: Sequence[Place]) -> torch.Tensor:
     """Rows, in the layout that the requests leave, of all tokens that are moved for `places`, in their order."""
     spans = [(place.req.req_pool_idx, place.shared, place.length) for place in places]
-    return state.requests.req_to_token[_positions(spans)].to(torch.int64)
+    return _rows_at(state.requests.req_to_token, spans).to(torch.int64)
 
 
 def all_rows(state: LayoutState, placed: Sequence[tuple[Place, int]]) -> torch.Tensor:
     """Rows of all tokens, shared ones as often as they are shared. placed: (place, its request slot in `state`)."""
     spans = [(slot, 0, place.length) for place, slot in placed]
-    return state.requests.req_to_token[_positions(spans)].to(torch.int64)
+    return _rows_at(state.requests.req_to_token, spans).to(torch.int64)
 
 
-def _positions(spans: Sequence[tuple[int, int, int]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Index of table[row, first:last] for each span (row, first, last), one after the other."""
+def _rows_at(table: torch.Tensor, spans: Sequence[tuple[int, int, int]]) -> torch.Tensor:
+    """table[row, first:last] of each span (row, first, last), one after the other."""
     rows, firsts, lasts = (np.array(part, dtype=np.int64) for part in (zip(*spans, strict=True) if spans else [()] * 3))
     lengths = lasts - firsts
     starts = np.cumsum(lengths) - lengths
     columns = np.arange(lengths.sum()) + np.repeat(firsts - starts, lengths)
-    return torch.from_numpy(np.repeat(rows, lengths)), torch.from_numpy(columns)
+    index = torch.from_numpy(np.repeat(rows, lengths)), torch.from_numpy(columns)
+    return table[tuple(part.to(table.device) for part in index)]
 
 
 def settle_in(state: LayoutState, places: Sequence[Place], occupied: Occupied, prefilling: Sequence[Req] = ()) -> None:
@@ -157,7 +174,7 @@ def settle_in(state: LayoutState, places: Sequence[Place], occupied: Occupied, p
     tree = state.tree
     nodes: list[Any] = []
     unfinished = {id(req) for req in prefilling}
-    nothing = torch.empty(0, dtype=torch.int64)
+    nothing = torch.empty(0, dtype=torch.int64, device=occupied.table_RT.device)
     cached = [place.req.cache_protected_len for place in places]
     for index, (place, slot) in enumerate(zip(places, occupied.slots, strict=True)):
         req = place.req

@@ -1,5 +1,10 @@
-"""Entry point of a rank's scheduler process."""
+"""Entry points of SGLang's processes: a rank's scheduler, and the controller that shares out requests to the ranks."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sglang.srt.entrypoints import engine
+from sglang.srt.managers import data_parallel_controller
 from sglang.srt.managers.scheduler import run_scheduler_process
 from sglang.srt.plugins import load_plugins
 from sglang.srt.server_args import ServerArgs
@@ -8,17 +13,21 @@ from moebius_engine.config import SwitchConfig
 from moebius_engine.sglang import hooks
 
 
-def run_scheduler(tp_server_args: ServerArgs, config: SwitchConfig, *args) -> None:
+def run_scheduler(
+    tp_server_args: ServerArgs, config: SwitchConfig, server_args: ServerArgs, port_args, gpu_id: int, *args
+) -> None:
     """Run SGLang's scheduler process with switching installed.
 
-    tp_server_args: the TP layout's arguments; EP's are the first of `args`, which are run_scheduler_process's own.
+    tp_server_args: the TP layout's arguments. server_args: EP's; from it on, run_scheduler_process's own arguments.
     """
+    if config.share_gpu:
+        gpu_id = server_args.base_gpu_id
     load_plugins()
     # Imported after the plug-ins, which may replace classes that these modules subclass.
     from moebius_engine.sglang.table import switching_hooks
 
     hooks.apply(switching_hooks(tp_server_args, config))
-    run_scheduler_process(*args)
+    run_scheduler_process(server_args, port_args, gpu_id, *args)
 
 
 def run_static_scheduler(*args) -> None:
@@ -28,3 +37,23 @@ def run_static_scheduler(*args) -> None:
 
     hooks.apply(STATIC_HOOKS)
     run_scheduler_process(*args)
+
+
+def run_controller(*args, **kwargs) -> None:
+    """Run SGLang's data-parallel controller process, which upstream starts without loading plug-ins."""
+    load_plugins()
+    data_parallel_controller.run_data_parallel_controller_process(*args, **kwargs)
+
+
+@contextmanager
+def controller_with_plugins() -> Iterator[None]:
+    """Within it, sglang.Engine starts its controller by `run_controller`.
+
+    No hook can do that: the new process would look the hooked function up by its upstream name, unhooked.
+    """
+    upstream = engine.run_data_parallel_controller_process
+    engine.run_data_parallel_controller_process = run_controller
+    try:
+        yield
+    finally:
+        engine.run_data_parallel_controller_process = upstream

@@ -5,6 +5,7 @@ from sglang.srt.configs.device_config import DeviceConfig
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.distributed import parallel_state
 from sglang.srt.layers.dp_attention import get_attention_tp_group
+from sglang.srt.model_executor import cuda_graph_runner
 from sglang.srt.model_executor.model_runner import ModelRunner
 from sglang.srt.model_executor.pool_configurator import MemoryPoolConfig
 from sglang.srt.model_loader.loader import BaseModelLoader, _initialize_model
@@ -53,6 +54,11 @@ class SecondRunner(ArenaRunner):
         super().load_model()
         self.server_args.load_format = self.first.server_args.load_format
         share_equal(self.first.model, self.model)
+
+    def init_device_graphs(self) -> None:
+        # A graph pool of its own: graphs of one layout must not reuse what the other's hold between replays.
+        cuda_graph_runner.set_global_graph_memory_pool(None)
+        super().init_device_graphs()
 
     def _resolve_memory_pool_config(self, pre_model_load_memory: float) -> MemoryPoolConfig:
         return MemoryPoolConfig(

@@ -15,8 +15,7 @@ from sglang.srt.utils import set_random_seed
 
 from moebius_engine.layout import Layout
 from moebius_engine.layout.partition import Capacity
-from moebius_engine.layout.plan import Block, RowMove, expert_blocks, kv_blocks
-from moebius_engine.layout.slots import layer_order
+from moebius_engine.layout.plan import Block, RowMove, kv_blocks
 from moebius_engine.sglang import handover, placement, requests
 from moebius_engine.sglang.handover import Handover
 from moebius_engine.sglang.kv_check import Digests, differences, kv_digests
@@ -26,7 +25,7 @@ from moebius_engine.sglang.roster import Roster, read_roster, retract, write_ros
 from moebius_engine.sglang.settle import settle
 from moebius_engine.switch.coordinator import run_switch
 from moebius_engine.telemetry import SwitchReason, SwitchRecord
-from moebius_engine.transfer import pick
+from moebius_engine.transfer.mover import Mover
 
 log = logging.getLogger(__name__)
 
@@ -70,9 +69,7 @@ class Switcher:
         self._rank, self._ranks = scheduler.tp_rank, scheduler.tp_size
         self._shape, self._arena = scheduler.tp_worker.shape, scheduler.tp_worker.arena
         self._group = scheduler.tp_cpu_group
-        self._transfer = pick(scheduler.config.transfer, scheduler.tp_group.device_group)
-        w13_EIH, w2_EHI = self._arena.experts(Layout.EP, 0)
-        self._transfer.reserve(w13_EIH.numel() + w2_EHI.numel(), w13_EIH.dtype, w13_EIH.device)
+        self._mover = Mover(self._arena, scheduler.tp_group.device_group, self._group, scheduler.config)
         self._switches = 0
         self._plan: Plan | None = None
 
@@ -146,13 +143,19 @@ class Switcher:
         plan = self._plan = Plan(target, given, places, union)
         own = plan.own_places(self._rank)
         rows = placement.rows_needed(own, page)
+        rows += sum(handover.prompt_tokens(req) - req.kv_committed_len for req in given.roster.prefilling)
         if rows > destination.allocator.size or len(own) > destination.requests.size:
             return (
                 f"{len(own)} requests with {rows} KV rows do not fit into {target}, which holds "
                 f"{destination.requests.size} requests and {destination.allocator.size} rows a rank"
             )
+        others = {
+            rank: placement.rows_elsewhere(destination, part, page)
+            for rank, part in enumerate(places)
+            if target == Layout.EP and rank != self._rank
+        }
         plan.occupied = placement.occupy(destination, own, page)
-        plan.moves = self._row_moves(plan, source, plan.occupied.moved_rows(own))
+        plan.moves = self._row_moves(plan, source, {**others, self._rank: plan.occupied.moved_rows(own)})
         plan.blocks = kv_blocks(self._shape, self._ranks, target, plan.moves)
         if s.config.check_bytes:
             plan.before = self._digests(source, [(p, p.req.req_pool_idx) for p in self._read_places(plan)])
@@ -160,23 +163,23 @@ class Switcher:
 
     def move_kv(self) -> int:
         plan = self._require_plan()
-        return self._move_kv(plan.blocks, self._s.layout, plan.target)
+        return self._mover.move_kv(plan.blocks, plan.target)
 
     def return_kv(self) -> None:
         """Bring back all KV of live requests: also what was not moved because another request's rows provided it."""
         s, plan = self._s, self._require_plan()
         source = s.layouts[s.layout]
         blocks = kv_blocks(self._shape, self._ranks, s.layout, self._whole_moves(plan))
-        self._move_kv(blocks, plan.target, s.layout)
+        self._mover.move_kv(blocks, s.layout)
         # Cached prefixes that no request holds were overwritten, and so were requests that were not placed.
         retract(s, plan.handover.retracted)
         source.tree.evict(EvictParams(num_tokens=source.tree.evictable_size()))
 
     def move_weights(self) -> int:
-        return self._move_weights(self._s.layout, self._require_plan().target)
+        return self._mover.move_experts(self._require_plan().target)
 
     def return_weights(self) -> None:
-        self._move_weights(self._require_plan().target, self._s.layout)
+        self._mover.move_experts(self._s.layout)
 
     def verify(self) -> str | None:
         if not self._s.config.check_bytes:
@@ -211,25 +214,24 @@ class Switcher:
 
     # ---- moving
 
-    def _row_moves(self, plan: Plan, source: LayoutState, new_rows: torch.Tensor) -> list[RowMove]:
-        """KV rows between each EP rank and the TP ranks; rows of other ranks' pools are unknown here."""
+    def _row_moves(self, plan: Plan, source: LayoutState, new_rows: dict[int, torch.Tensor]) -> list[RowMove]:
+        """KV rows between each EP rank and the TP ranks. new_rows: in the target's pool, by destination rank."""
         moves = []
         if plan.target == Layout.EP:
             for ep_rank, places in enumerate(plan.places):
-                rows = new_rows if ep_rank == self._rank else None
                 tokens = sum(place.moved for place in places)
-                moves.append(RowMove(ep_rank, tokens, rows, placement.moved_rows(source, places)))
+                moves.append(RowMove(ep_rank, tokens, new_rows[ep_rank], placement.moved_rows(source, places)))
             return moves
-        (places,) = plan.places
+        (places,), rows_T = plan.places, new_rows[self._rank]
         owner_of_row = torch.repeat_interleave(
             torch.tensor([place.source for place in places], dtype=torch.int64),
             torch.tensor([place.moved for place in places], dtype=torch.int64),
-        ).to(new_rows.device)
+        ).to(rows_T.device)
         for owner in range(self._ranks):
             owned = [place for place in places if place.source == owner]
             rows = placement.moved_rows(source, owned) if owner == self._rank else None
             tokens = sum(place.moved for place in owned)
-            moves.append(RowMove(owner, tokens, rows, new_rows[owner_of_row == owner]))
+            moves.append(RowMove(owner, tokens, rows, rows_T[owner_of_row == owner]))
         return moves
 
     def _whole_moves(self, plan: Plan) -> list[RowMove]:
@@ -254,26 +256,6 @@ class Switcher:
                 ep_rows, tp_rows = rows(target, places), rows(source, places)
             moves.append(RowMove(ep_rank, sum(place.length for place in places), ep_rows, tp_rows))
         return moves
-
-    def _move_kv(self, blocks: list[Block], source: Layout, target: Layout) -> int:
-        if not blocks:
-            return 0
-        moved = 0
-        for layer in layer_order(target, self._shape.layers):
-            k_TKD, v_TKD = self._arena.kv(source, layer)
-            new_k_TKD, new_v_TKD = self._arena.kv(target, layer)
-            self._transfer.move(blocks, {"k": k_TKD, "v": v_TKD}, {"k": new_k_TKD, "v": new_v_TKD})
-            moved += sum(block.numel for block in blocks) * k_TKD.element_size()
-        return moved
-
-    def _move_weights(self, source: Layout, target: Layout) -> int:
-        blocks, moved = expert_blocks(self._shape, self._ranks, target), 0
-        for layer in layer_order(target, self._shape.layers):
-            w13_EIH, w2_EHI = self._arena.experts(source, layer)
-            new_w13_EIH, new_w2_EHI = self._arena.experts(target, layer)
-            self._transfer.move(blocks, {"w13": w13_EIH, "w2": w2_EHI}, {"w13": new_w13_EIH, "w2": new_w2_EHI})
-            moved += sum(block.numel for block in blocks) * w13_EIH.element_size()
-        return moved
 
     def _read_places(self, plan: Plan) -> list[Place]:
         """The places whose KV this rank holds before the switch."""

@@ -16,6 +16,7 @@ from sglang.srt.weight_sync.tensor_bucket import FlattenedTensorBucket
 from moebius_engine.layout import Layout
 from moebius_engine.layout.shape import ModelShape
 from moebius_engine.memory.arena import Arena
+from moebius_engine.memory.exportable import open_memory
 from moebius_engine.sglang import shards
 from moebius_engine.sglang.layout_state import GlobalState, LayoutState, enter_tp_globals
 from moebius_engine.sglang.runner import ArenaRunner, SecondRunner
@@ -36,7 +37,11 @@ class SwitchingWorker(TpModelWorker):
     def _init_model_runner(self) -> None:
         began = time.perf_counter()
         self.shape = ModelShape.from_hf_config(self.model_config.hf_config.to_dict())
-        self.arena = Arena(self.shape, self.tp_size, self.model_config.dtype, self.server_args.device)
+        memory = None
+        if self.server_args.device == "cuda":
+            torch.cuda.set_device(self.gpu_id)
+            memory = open_memory(self.gpu_id)
+        self.arena = Arena(self.shape, self.tp_size, self.model_config.dtype, self.server_args.device, memory)
         self.weights = WeightSet(qwen3_moe_manifest(self.shape))
         common = {
             "model_config": self.model_config,
