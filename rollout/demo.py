@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -215,9 +216,9 @@ async def _run_step(
 
 
 def _table(reports: Mapping[str, StepReport]) -> Table:
-    table = Table()
+    table = Table(box=box.SIMPLE_HEAD, collapse_padding=True)  # 80 columns wide at most
     table.add_column("layout")
-    for heading in ("step s", "burst s", "tail s", "switches", "in flight", "ms per switch", "tokens", "tokens/s"):
+    for heading in ("step s", "burst s", "tail s", "switches", "in flight", "ms per switch", "tokens/s"):
         table.add_column(heading, justify="right")
     for name, report in reports.items():
         table.add_row(
@@ -228,7 +229,6 @@ def _table(reports: Mapping[str, StepReport]) -> Table:
             str(report.switches),
             "-" if report.inflight_at_switch is None else str(report.inflight_at_switch),
             f"{report.switch_ms_total / report.switches:.1f}" if report.switches else "-",
-            f"{report.tokens:,}",
             f"{report.tokens_per_s:,.0f}",
         )
     return table

@@ -2,10 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
+import psutil
 from sglang.srt.managers.io_struct import ContinueGenerationReqInput, PauseGenerationReqInput
 
 GREEDY = {"temperature": 0, "ignore_eos": True, "max_new_tokens": 48}
@@ -29,14 +30,20 @@ def prompts(count: int, length: int = 6) -> list[list[int]]:
     return [[7 + row // 2, *middle, 300 + row] for row in range(count)]
 
 
-def switched_run(engine, layouts, *, after: int = 4, **request) -> Run:
+def switched_run(engine, layouts, *, after: int = 4, together: bool = False, **request) -> Run:
     """Generate a batch and switch through `layouts`, each time once every request has `after` more tokens or so.
 
-    A switch without requests in flight would prove nothing, so it fails.
+    A switch without requests in flight would prove nothing, so it fails. together: all rows reach a rank in one step.
+    SGLang's penalties depend on that: a decode step after another row's prefill is fed another token.
     """
 
     async def go() -> Run:
-        task = asyncio.ensure_future(engine.async_generate(**request))
+        if together:
+            with stopped_schedulers():
+                task = asyncio.ensure_future(engine.async_generate(**request))
+                await asyncio.sleep(0.5)
+        else:
+            task = asyncio.ensure_future(engine.async_generate(**request))
         records = []
         for layout in layouts:
             await wait_for_steps(engine, after)
@@ -49,6 +56,20 @@ def switched_run(engine, layouts, *, after: int = 4, **request) -> Run:
     return run
 
 
+@contextmanager
+def stopped_schedulers() -> Iterator[None]:
+    """Within it no rank takes a step (SIGSTOP); what is sent meanwhile is received at once afterwards."""
+    ranks = [child for child in psutil.Process().children(recursive=True) if child.name().startswith("sglang::sched")]
+    assert ranks
+    for rank in ranks:
+        rank.suspend()
+    try:
+        yield
+    finally:
+        for rank in ranks:
+            rank.resume()
+
+
 @asynccontextmanager
 async def paused(engine, mode: str = "in_place") -> AsyncIterator[None]:
     """Within it the engine runs no steps."""
@@ -58,6 +79,15 @@ async def paused(engine, mode: str = "in_place") -> AsyncIterator[None]:
         yield
     finally:
         await manager.continue_generation(ContinueGenerationReqInput())
+
+
+async def until(engine, reached, deadline_s: float = 60) -> dict:
+    """Wait for a state of health. Returns it; fails after the deadline."""
+    began = time.monotonic()
+    while not reached(health := await engine.async_health()):
+        assert time.monotonic() - began < deadline_s, health
+        await asyncio.sleep(0.01)
+    return health
 
 
 async def wait_for_steps(engine, steps: int, deadline_s: float = 30) -> None:

@@ -1,11 +1,10 @@
 """Control requests in both layouts and around a switch, retraction, and what TP holds that EP cannot."""
 
 import asyncio
-import time
 
 import pytest
 
-from tests.engine.inflight import GREEDY, paused, prompts, switched_run, wait_for_steps
+from tests.engine.inflight import GREEDY, paused, prompts, switched_run, until, wait_for_steps
 
 LAYOUTS = pytest.mark.parametrize("layout", ["ep", "tp"])
 MODES = pytest.mark.parametrize("mode", ["in_place", "retract"])
@@ -19,15 +18,6 @@ def one_by_one(engine, request: dict) -> list[list[int]]:
     """Tokens of the same requests with the engine to themselves, so with enough memory."""
     params = request["sampling_params"]
     return tokens([engine.generate(input_ids=row, sampling_params=params) for row in request["input_ids"]])
-
-
-async def until(engine, reached, deadline_s: float = 60) -> dict:
-    """Wait for a state of health. Returns it; fails after the deadline."""
-    began = time.monotonic()
-    while not reached(health := await engine.async_health()):
-        assert time.monotonic() - began < deadline_s, health
-        await asyncio.sleep(0.01)
-    return health
 
 
 def waiting(health: dict) -> int:
