@@ -27,6 +27,7 @@ class Header(NamedTuple):
 class Sent(NamedTuple):
     """An exchange under way: what this rank puts into it, and where all headers will be."""
 
+    layout: Layout  # in which the headers were counted
     work: list[Any]
     control: list[Any]
     headers: torch.Tensor
@@ -45,6 +46,7 @@ class Inbox:
         self._sent: Sent | None = None
         self._stale = False  # whether the decision under way is
         self.headers: list[Header] = [Header(0, 0, 0, 0, 0, 0)] * self._ranks
+        self.layout = Layout.EP  # in which the headers were counted: until the step after a switch, not the live one
 
     def receive(self, layout: Layout) -> list[Any]:
         """End the exchange that the last step began. Collective.
@@ -53,7 +55,7 @@ class Inbox:
         """
         if self._sent is None:
             return []
-        work, control, headers, done = self._sent
+        self.layout, work, control, headers, done = self._sent
         done.wait()
         self.headers = [Header(*row) for row in headers.view(self._ranks, -1).tolist()]
         if self._stale:
@@ -64,12 +66,12 @@ class Inbox:
             control = self._union(control)
         return work + control
 
-    def send(self, work: list[Any], control: list[Any], header: Header) -> None:
+    def send(self, layout: Layout, work: list[Any], control: list[Any], header: Header) -> None:
         """Begin the exchange that the next step ends. Collective. header: of this rank, with the counts of the two."""
         mine = torch.tensor(header, dtype=torch.int64)
         everyone = torch.empty(self._ranks * len(mine), dtype=torch.int64)
         done = dist.all_gather_into_tensor(everyone, mine, group=self._group, async_op=True)
-        self._sent = Sent(work, control, everyone, done)
+        self._sent = Sent(layout, work, control, everyone, done)
 
     def forget_decision(self) -> None:
         """Drop rank 0's decision, also one under way: a switch has made it stale. In the same step on every rank."""
@@ -81,6 +83,6 @@ class Inbox:
         dist.all_gather_object(everyone, mine, group=self._group)
         return [message for rank in everyone for message in rank]
 
-    def inflight(self, layout: Layout) -> int:
+    def inflight(self) -> int:
         """Requests in flight on all ranks: disjoint in EP, the same on every rank in TP."""
-        return sum(h.inflight for h in self.headers) if layout == Layout.EP else self.headers[0].inflight
+        return sum(h.inflight for h in self.headers) if self.layout == Layout.EP else self.headers[0].inflight

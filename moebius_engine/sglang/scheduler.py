@@ -89,12 +89,12 @@ class SwitchingScheduler(Scheduler):
 
     def recv_requests(self) -> list:
         messages = self.inbox.receive(self.layout)
-        inflight = self.inbox.inflight(self.layout)
+        inflight = self.inbox.inflight()
         if self.tp_rank == 0:
-            self.trace.sample(self.layout, self.inbox.headers, inflight)
+            self.trace.sample(self.inbox.layout, self.inbox.headers, inflight)
             self._decision = self.switch_policy.observe(time.monotonic(), inflight, self.layout)
         work, control = self._split_work_and_control_reqs(self._drain_sockets())
-        self.inbox.send(work, control, self._header(len(work), len(control)))
+        self.inbox.send(self.layout, work, control, self._header(len(work), len(control)))
         self._idle_steps = 0 if messages or work or control or inflight else self._idle_steps + 1
         if self._idle_steps > _IDLE_STEPS:
             time.sleep(_IDLE_SLEEP_S)
@@ -227,7 +227,7 @@ class SwitchingScheduler(Scheduler):
         if recv_req.flush_cache and not self._nothing_in_flight():
             return UpdateWeightsFromTensorReqOutput(
                 False,
-                f"flush_cache=True needs an idle engine, {self.inbox.inflight(self.layout)} requests are in flight: "
+                f"flush_cache=True needs an idle engine, {self.inbox.inflight()} requests are in flight: "
                 "abort them, or pass flush_cache=False; nothing was written",
             )
         settle(self)  # a batch of finished requests would keep the cache from being flushed

@@ -62,7 +62,7 @@ class Trace:
 
 def refused_switch(scheduler, target: Layout, reason: SwitchReason, why: str) -> SwitchRecord:
     """Record of a switch that is refused before it is planned, with the counts of the last exchange."""
-    headers = scheduler.inbox.headers if scheduler.layout == Layout.EP else scheduler.inbox.headers[:1]
+    headers = scheduler.inbox.headers if scheduler.inbox.layout == Layout.EP else scheduler.inbox.headers[:1]
     running = sum(header.running for header in headers)
     unmoved = ("kv_tokens", "decide_ms", "metadata_ms", "kv_ms", "weights_ms", "rest_ms", "total_ms", "kv_bytes")
     return SwitchRecord(
