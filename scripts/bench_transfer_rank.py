@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from moebius_engine.layout import Layout
+from moebius_engine.layout import Layout, other
 from moebius_engine.layout.heads import holders_per_head, kv_heads_per_rank
 from moebius_engine.layout.plan import Block, RowMove, expert_blocks, kv_blocks
 from moebius_engine.layout.shape import ModelShape
@@ -47,10 +47,6 @@ class Job(NamedTuple):
 
     blocks: list[Block]
     moves: list[LayerMove]
-
-
-def other(layout: Layout) -> Layout:
-    return Layout.EP if layout == Layout.TP else Layout.TP
 
 
 def run_rank(rank: int, ranks: int, store: str, sizes: Sizes, folder: str) -> None:
