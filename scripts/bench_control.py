@@ -54,7 +54,8 @@ def _rank(rank: int, ranks: int, counts: list[int], repeats: int, results) -> No
 def _round_trip(rank: int, ranks: int, count: int) -> dict[str, float]:
     """Seconds of one switch to TP and one back, for `count` requests of which this rank owns its share."""
     from moebius_engine.layout.partition import Capacity
-    from moebius_engine.sglang import handover, placement
+    from moebius_engine.sglang import handover, kv_rows, placement, row_moves
+    from moebius_engine.sglang.landing import Landing
     from moebius_engine.sglang.roster import Roster, _decoding_batch
 
     rows = count * (PROMPT + RESPONSE + 8)
@@ -63,7 +64,7 @@ def _round_trip(rank: int, ranks: int, count: int) -> dict[str, float]:
     owned = [req for _, req in numbered]
     fresh = [placement.Held(req, rank, index // SAMPLES) for index, req in numbered]
     places = placement.plan_places(fresh, 1)
-    placement.settle_in(ep, places, placement.occupy(ep, places, 1))
+    _land(Landing(ep, places, kv_rows.occupy(ep, places, 1), []))
     roster, group = Roster(running=owned), dist.group.WORLD
     gc.collect()
     gc.disable()  # as Switcher.run does
@@ -72,10 +73,9 @@ def _round_trip(rank: int, ranks: int, count: int) -> dict[str, float]:
     began = time.perf_counter()
     given = handover.gather(roster, 0.5, None, group)
     places = placement.plan_places(given.held[0], 1)
-    occupied = placement.occupy(tp, places, 1)
-    occupied.moved_rows(places)
-    placement.moved_rows(ep, [place for place in places if place.source == rank])
-    placement.settle_in(tp, places, occupied)
+    occupied = kv_rows.occupy(tp, places, 1)
+    row_moves.to_tp(ep, places, occupied, rank, ranks)
+    _land(Landing(tp, places, occupied, []))
     _decoding_batch(_scheduler(tp), given.roster.running)
     to_tp = time.perf_counter() - began
 
@@ -84,13 +84,17 @@ def _round_trip(rank: int, ranks: int, count: int) -> dict[str, float]:
     began = time.perf_counter()
     given = handover.divide(given.roster, 0.5, rank, ranks, Capacity(count, rows), 1)
     parts = [placement.plan_places(held, 1) for held in given.held]
-    for part in parts:
-        placement.moved_rows(tp, part)
-    occupied = placement.occupy(ep, parts[rank], 1)
-    occupied.moved_rows(parts[rank])
-    placement.settle_in(ep, parts[rank], occupied)
+    new_rows = [kv_rows.moved_elsewhere(ep, part, 1) for part in parts]
+    occupied = kv_rows.occupy(ep, parts[rank], 1)
+    row_moves.to_ep(tp, parts, new_rows)
+    _land(Landing(ep, parts[rank], occupied, []))
     _decoding_batch(_scheduler(ep), given.roster.running)
     return {"to_tp": to_tp, "to_ep": time.perf_counter() - began}
+
+
+def _land(landing) -> None:
+    landing.plant()
+    landing.settle_in()
 
 
 def _state(layout: str, rows: int, requests: int):

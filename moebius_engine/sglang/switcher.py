@@ -11,25 +11,24 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
-from sglang.srt.utils import set_random_seed
 
 from moebius_engine.layout import Layout
 from moebius_engine.layout.partition import Capacity
 from moebius_engine.layout.plan import Block, RowMove, kv_blocks
-from moebius_engine.sglang import handover, placement, requests
+from moebius_engine.sglang import handover, kv_rows, placement, requests, row_moves
 from moebius_engine.sglang.handover import Handover
 from moebius_engine.sglang.kv_check import Digests, differences, kv_digests
+from moebius_engine.sglang.kv_rows import Occupied
+from moebius_engine.sglang.landing import Landing
 from moebius_engine.sglang.layout_state import LayoutState
-from moebius_engine.sglang.placement import Occupied, Place
+from moebius_engine.sglang.placement import Place
+from moebius_engine.sglang.random_streams import draw_anew
 from moebius_engine.sglang.roster import Roster, read_roster, retract, write_roster
 from moebius_engine.sglang.settle import settle
 from moebius_engine.switch.coordinator import run_switch
 from moebius_engine.telemetry import SwitchReason, SwitchRecord
-from moebius_engine.transfer.mover import Mover
 
 log = logging.getLogger(__name__)
-
-_SEED_STRIDE = 1_000_003
 
 
 @dataclass
@@ -40,9 +39,10 @@ class Plan:
     handover: Handover
     places: list[list[Place]]  # per destination rank; for TP one list, the same on every rank
     union: Roster  # requests of all ranks
-    occupied: Occupied = field(default_factory=lambda: Occupied([], torch.empty(0, 0)))
+    occupied: Occupied = field(default_factory=lambda: Occupied([], torch.empty(0)))
     moves: list[RowMove] = field(default_factory=list)
     blocks: list[Block] = field(default_factory=list)
+    landing: Landing | None = None
     before: Digests = field(default_factory=dict)
 
     def own_places(self, rank: int) -> list[Place]:
@@ -67,9 +67,9 @@ class Switcher:
     def __init__(self, scheduler):
         self._s = scheduler
         self._rank, self._ranks = scheduler.tp_rank, scheduler.tp_size
-        self._shape, self._arena = scheduler.tp_worker.shape, scheduler.tp_worker.arena
+        self._shape = scheduler.tp_worker.shape
         self._group = scheduler.tp_cpu_group
-        self._mover = Mover(self._arena, scheduler.tp_group.device_group, self._group, scheduler.config)
+        self._mover = scheduler.tp_worker.mover
         self._switches = 0
         self._plan: Plan | None = None
 
@@ -149,37 +149,46 @@ class Switcher:
                 f"{len(own)} requests with {rows} KV rows do not fit into {target}, which holds "
                 f"{destination.requests.size} requests and {destination.allocator.size} rows a rank"
             )
-        others = {
-            rank: placement.rows_elsewhere(destination, part, page)
-            for rank, part in enumerate(places)
-            if target == Layout.EP and rank != self._rank
-        }
-        plan.occupied = placement.occupy(destination, own, page)
-        plan.moves = self._row_moves(plan, source, {**others, self._rank: plan.occupied.moved_rows(own)})
+        if target == Layout.TP:
+            plan.occupied = kv_rows.occupy(destination, own, page)
+            plan.moves = row_moves.to_tp(source, own, plan.occupied, self._rank, self._ranks)
+        else:
+            new_rows = [kv_rows.moved_elsewhere(destination, part, page) for part in places]
+            plan.occupied = kv_rows.occupy(destination, own, page)
+            plan.moves = row_moves.to_ep(source, places, new_rows)
         plan.blocks = kv_blocks(self._shape, self._ranks, target, plan.moves)
+        plan.landing = Landing(destination, own, plan.occupied, given.roster.prefilling)
         if s.config.check_bytes:
             plan.before = self._digests(source, [(p, p.req.req_pool_idx) for p in self._read_places(plan)])
         return None
+
+    def move_weights(self) -> int:
+        return self._mover.move_experts(self._require_plan().target)
 
     def move_kv(self) -> int:
         plan = self._require_plan()
         return self._mover.move_kv(plan.blocks, plan.target)
 
+    def prepare(self) -> None:
+        landing = self._require_plan().landing
+        assert landing is not None
+        landing.plant()
+
+    def finish(self) -> dict[str, float]:
+        return self._mover.finish()
+
+    def return_weights(self) -> None:
+        self._mover.move_experts(self._s.layout)
+
     def return_kv(self) -> None:
         """Bring back all KV of live requests: also what was not moved because another request's rows provided it."""
         s, plan = self._s, self._require_plan()
         source = s.layouts[s.layout]
-        blocks = kv_blocks(self._shape, self._ranks, s.layout, self._whole_moves(plan))
-        self._mover.move_kv(blocks, s.layout)
+        plan.moves = self._whole_moves(plan)  # the rows must live until finish()
+        self._mover.move_kv(kv_blocks(self._shape, self._ranks, s.layout, plan.moves), s.layout)
         # Cached prefixes that no request holds were overwritten, and so were requests that were not placed.
         retract(s, plan.handover.retracted)
         source.tree.evict(EvictParams(num_tokens=source.tree.evictable_size()))
-
-    def move_weights(self) -> int:
-        return self._mover.move_experts(self._require_plan().target)
-
-    def return_weights(self) -> None:
-        self._mover.move_experts(self._s.layout)
 
     def verify(self) -> str | None:
         if not self._s.config.check_bytes:
@@ -199,68 +208,36 @@ class Switcher:
             req.reset_for_retract()
         for req in plan.handover.roster.waiting:
             requests.forget_place(req)
-        placement.settle_in(destination, plan.own_places(self._rank), plan.occupied, plan.handover.roster.prefilling)
+        assert plan.landing is not None
+        plan.landing.settle_in()
         source.clear()
         destination.select(s)
         s.new_token_ratio = plan.handover.new_token_ratio
         write_roster(s, plan.handover.roster)
         self._switches += 1
-        # TP's ranks must draw the same random numbers; EP's must not, or their samples would repeat each other's.
-        own_stream = self._rank if plan.target == Layout.EP else 0
-        set_random_seed(s.random_seed + self._switches * _SEED_STRIDE + own_stream)
+        draw_anew(s.random_seed, self._switches, plan.target, self._rank)
 
     def abandon(self) -> None:
         self._s.layouts[self._require_plan().target].clear()
 
-    # ---- moving
-
-    def _row_moves(self, plan: Plan, source: LayoutState, new_rows: dict[int, torch.Tensor]) -> list[RowMove]:
-        """KV rows between each EP rank and the TP ranks. new_rows: in the target's pool, by destination rank."""
-        moves = []
+    def _by_ep_rank(self, plan: Plan) -> list[list[Place]]:
         if plan.target == Layout.EP:
-            for ep_rank, places in enumerate(plan.places):
-                tokens = sum(place.moved for place in places)
-                moves.append(RowMove(ep_rank, tokens, new_rows[ep_rank], placement.moved_rows(source, places)))
-            return moves
-        (places,), rows_T = plan.places, new_rows[self._rank]
-        owner_of_row = torch.repeat_interleave(
-            torch.tensor([place.source for place in places], dtype=torch.int64),
-            torch.tensor([place.moved for place in places], dtype=torch.int64),
-        ).to(rows_T.device)
-        for owner in range(self._ranks):
-            owned = [place for place in places if place.source == owner]
-            rows = placement.moved_rows(source, owned) if owner == self._rank else None
-            tokens = sum(place.moved for place in owned)
-            moves.append(RowMove(owner, tokens, rows, rows_T[owner_of_row == owner]))
-        return moves
+            return plan.places
+        return [[place for place in plan.places[0] if place.source == rank] for rank in range(self._ranks)]
 
     def _whole_moves(self, plan: Plan) -> list[RowMove]:
         """Every KV row of every placed request, from where the switch has put it to where it was."""
-        source, target = self._s.layouts[self._s.layout], self._s.layouts[plan.target]
-        slots = dict(zip(map(id, plan.own_places(self._rank)), plan.occupied.slots, strict=True))
-
-        def rows(state: LayoutState, places: list[Place]) -> torch.Tensor | None:
-            if state is target and any(id(place) not in slots for place in places):
-                return None  # placed on another rank
-            of = slots.__getitem__ if state is target else None
-            return placement.all_rows(state, [(p, of(id(p)) if of else p.req.req_pool_idx) for p in places])
-
-        moves = []
-        for ep_rank in range(self._ranks):
-            if plan.target == Layout.TP:
-                places = [place for place in plan.places[0] if place.source == ep_rank]
-                ep_rows = rows(source, places) if ep_rank == self._rank else None
-                tp_rows = rows(target, places)
-            else:
-                places = plan.places[ep_rank]
-                ep_rows, tp_rows = rows(target, places), rows(source, places)
-            moves.append(RowMove(ep_rank, sum(place.length for place in places), ep_rows, tp_rows))
-        return moves
+        layouts, placed = self._s.layouts, self._by_ep_rank(plan)
+        slots = {
+            self._s.layout: {id(place): place.req.req_pool_idx for part in placed for place in part},
+            plan.target: dict(zip(map(id, plan.own_places(self._rank)), plan.occupied.slots, strict=True)),
+        }
+        return row_moves.whole(layouts[Layout.EP], layouts[Layout.TP], placed, slots, self._rank)
 
     def _read_places(self, plan: Plan) -> list[Place]:
         """The places whose KV this rank holds before the switch."""
-        places = [place for part in plan.places for place in part]
-        return places if plan.target == Layout.EP else [place for place in places if place.source == self._rank]
+        placed = self._by_ep_rank(plan)
+        return placed[self._rank] if plan.target == Layout.TP else [place for part in placed for place in part]
 
     def _digests(self, state: LayoutState, placed: list[tuple[Place, int]]) -> Digests:
         return kv_digests(state, placed, self._rank, self._ranks, self._shape)

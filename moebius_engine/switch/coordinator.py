@@ -1,4 +1,4 @@
-"""The protocol of a switch: settle → plan → agree → move → verify → commit, or roll back.
+"""The protocol of a switch: settle → plan → agree → move → finish → verify → agree → commit, or roll back.
 
 Every rank runs it between the same two forward steps. It decides the order and what happens after a refusal; the steps
 themselves belong to the rank (`Steps`), so that the protocol can be tested without an engine.
@@ -9,7 +9,7 @@ the others' collective ends at its deadline with an error that stops the engine.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -25,17 +25,23 @@ class Steps(Protocol):
     def plan(self, target: Layout) -> str | None:
         """Exchange request metadata and reserve places in the target layout. Touches no state of the source."""
 
-    def move_kv(self) -> int:
-        """Move live KV. Returns bytes sent by this rank."""
-
     def move_weights(self) -> int:
-        """Reshard every layer's experts. Returns bytes sent by this rank."""
+        """Begin to reshard every layer's experts. Returns bytes sent by this rank."""
 
-    def return_kv(self) -> None:
-        """Undo move_kv."""
+    def move_kv(self) -> int:
+        """Begin to move live KV, after the weights. Returns bytes sent by this rank."""
+
+    def prepare(self) -> None:
+        """While bytes move: make the target layout ready for its requests. Changes neither them nor the source."""
+
+    def finish(self) -> Mapping[str, float]:
+        """Wait until all has arrived. Returns milliseconds by what was moved: "weights", "kv"."""
 
     def return_weights(self) -> None:
-        """Undo move_weights."""
+        """Undo move_weights, up to the wait for it."""
+
+    def return_kv(self) -> None:
+        """Undo move_kv, up to the wait for it."""
 
     def verify(self) -> str | None:
         """Check what was moved."""
@@ -53,7 +59,8 @@ Agree = Callable[[str | None], str | None]
 
 @dataclass
 class Outcome:
-    """What a switch did on this rank; times in milliseconds, bytes sent by this rank."""
+    """What a switch did on this rank; times in milliseconds ("decide", "metadata", "weights", "kv"), bytes sent by this
+    rank."""
 
     refused: str | None = None
     ms: dict[str, float] = field(default_factory=dict)
@@ -82,7 +89,7 @@ def run_switch(
     def timed(phase: str, step: Callable, *arguments):
         began = clock()
         result = step(*arguments)
-        outcome.ms[phase] = outcome.ms.get(phase, 0.0) + 1e3 * (clock() - began)
+        outcome.ms[phase] = 1e3 * (clock() - began)
         return result
 
     timed("decide", steps.settle)
@@ -91,28 +98,20 @@ def run_switch(
         steps.abandon()
         outcome.refused = refused
         return outcome
-
-    def move_kv() -> None:
-        outcome.kv_bytes = timed("kv", steps.move_kv)
-
-    def move_weights() -> None:
-        if with_weights:
-            outcome.weight_bytes = timed("weights", steps.move_weights)
-
-    # Weights first on the way to TP, last on the way back: the two share the arena's slots in that order.
-    for move in (move_weights, move_kv) if target == Layout.TP else (move_kv, move_weights):
-        move()
-    fault = agree(timed("rest", steps.verify))
+    # Weights first: while they move, the host builds the tables of the KV and what the requests will need.
+    if with_weights:
+        outcome.weight_bytes = steps.move_weights()
+    outcome.kv_bytes = steps.move_kv()
+    steps.prepare()
+    outcome.ms |= steps.finish()
+    fault = agree(steps.verify())
     if fault:
-        _roll_back(steps, target, with_weights)
+        steps.return_kv()
+        if with_weights:
+            steps.return_weights()
+        steps.finish()
+        steps.abandon()
         outcome.refused = f"rolled back: {fault}"
         return outcome
-    timed("rest", steps.commit)
+    steps.commit()
     return outcome
-
-
-def _roll_back(steps: Steps, target: Layout, with_weights: bool) -> None:
-    undo = [steps.return_kv, steps.return_weights] if with_weights else [steps.return_kv]
-    for step in undo if target == Layout.TP else reversed(undo):
-        step()
-    steps.abandon()

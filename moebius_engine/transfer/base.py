@@ -6,6 +6,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from moebius_engine.layout.plan import Block
+from moebius_engine.memory.peers import Peers
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -26,7 +27,10 @@ class Transfer(Protocol):
     """Moves blocks between ranks. Collective: every rank passes the same blocks and layers in the same order.
 
     Blocks whose source is this rank are read from `source`, those whose destination it is are written to `destination`.
+    peers: whose memory it has mapped, if it has.
     """
+
+    peers: Peers | None
 
     def move(self, blocks: Sequence[Block], source: Tensors, destination: Tensors) -> None:
         """Move one layer. Where an implementation allows `source` and `destination` to overlap in memory, on every

@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 
 from moebius_engine.layout.plan import Block
+from moebius_engine.memory.peers import Peers
 from moebius_engine.transfer.base import LayerMove, Tensors
 from moebius_engine.transfer.order import check_order, extent
 from moebius_engine.transfer.rounds import loads, rounds
@@ -13,6 +14,8 @@ from moebius_engine.transfer.rounds import loads, rounds
 
 class CollectiveTransfer:
     """group: process group of all ranks, in rank order."""
+
+    peers: Peers | None = None
 
     def __init__(self, group: dist.ProcessGroup):
         self._group = group

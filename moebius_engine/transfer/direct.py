@@ -46,7 +46,8 @@ class DirectTransfer:
     """
 
     def __init__(self, peers: Peers, timeout_s: float, sharing: int | None = None):
-        self.peers, self._timeout_s, self._device = peers, timeout_s, peers.memory.device
+        self.peers: Peers | None = peers
+        self._peers, self._timeout_s, self._device = peers, timeout_s, peers.memory.device
         if peers.ranks > THREADS:
             raise ValueError(f"{peers.ranks} ranks: one thread watches each, and a block has {THREADS}")
         self._flags = peers.memory.take(FENCE_TAG, (_FENCE_BYTES // 8,), torch.int64)
@@ -68,9 +69,9 @@ class DirectTransfer:
 
     def reserve(self, numel: int, dtype: torch.dtype, device: torch.device | str) -> None:
         """Room for the tables of such a move, at the narrowest words its dtype can need."""
-        tiles = numel // TILE_UNITS + 1 + 4 * self.peers.ranks**2
-        phases = MOST_TENSORS * 256 * 8 * (1 + self.peers.ranks)
-        self._grow(tiles * TILE.itemsize + 4 * self.peers.ranks**2 * STRIP.itemsize + phases)
+        tiles = numel // TILE_UNITS + 1 + 4 * self._peers.ranks**2
+        phases = MOST_TENSORS * 256 * 8 * (1 + self._peers.ranks)
+        self._grow(tiles * TILE.itemsize + 4 * self._peers.ranks**2 * STRIP.itemsize + phases)
 
     def prepare(self, blocks: Sequence[Block], moves: Sequence[LayerMove]) -> None:
         self._prepared.append(self._build(blocks, moves, None))
@@ -98,7 +99,7 @@ class DirectTransfer:
         deadline = time.monotonic() + 2 * self._timeout_s + 10
         while not done.query():
             if time.monotonic() > deadline:
-                raise TransferError(f"rank {self.peers.rank}: the GPU did not finish within {2 * self._timeout_s} s")
+                raise TransferError(f"rank {self._peers.rank}: the GPU did not finish within {2 * self._timeout_s} s")
             time.sleep(_POLL_S)
         if missed := int(self._missed_host):
             raise TransferError(self._describe(missed))
@@ -114,7 +115,7 @@ class DirectTransfer:
             if 0 <= phase < len(launch.layers) * len(launch.tensors):
                 layer, tensor = divmod(phase, len(launch.tensors))
                 what = f"{launch.tensors[tensor]} of layer {launch.layers[layer]}"
-        return f"rank {self.peers.rank}: rank {rank} did not finish {what} within {self._timeout_s} s"
+        return f"rank {self._peers.rank}: rank {rank} did not finish {what} within {self._timeout_s} s"
 
     def _build(self, blocks: Sequence[Block], moves: Sequence[LayerMove], buffer: PlanBuffer | None) -> _Plan:
         tensors = _tensors(blocks, moves)
@@ -126,15 +127,16 @@ class DirectTransfer:
         read = [extent(move.source[name]) for move in moves for name in tensors]
         written = [extent(move.destination[name]) for move in moves for name in tensors]
         check_order(read, written, len(tensors))
-        own = strips(blocks, self.peers.rank, moves[0].source, moves[0].destination)
+        own = strips(blocks, self._peers.rank, moves[0].source, moves[0].destination)
         for strip in own:
             for rows in (strip.source_rows, strip.destination_rows):
                 if rows is not None and rows.device.index != self._device:
                     raise ValueError(f"rows of {strip.tensor} are on {rows.device}, not on cuda:{self._device}")
         word = word_size(own, [address for pair in views for address in pair])
-        made = tables(own, tensors, self.peers.rank, self.peers.ranks, word, TILE_UNITS)
+        made = tables(own, tensors, self._peers.rank, self._peers.ranks, word, TILE_UNITS)
         bases = np.array(
-            [[source, *(self.peers.address(r, to) for r in range(self.peers.ranks))] for source, to in views], np.uint64
+            [[source, *(self._peers.address(r, to) for r in range(self._peers.ranks))] for source, to in views],
+            np.uint64,
         )
         parts = [made.strips, made.tiles, bases]
         if buffer is None:
@@ -144,7 +146,7 @@ class DirectTransfer:
         task = Task(*buffer.fill(parts), *(t.data_ptr() for t in (self._peer_flags, self._flags, self._arrived)))
         task.missed, task.timeout_ns = self._missed.data_ptr(), int(self._timeout_s * 1e9)
         task.phases, task.tensors, task.distance = len(views), len(tensors), len(tensors)
-        task.ranks = self.peers.ranks
+        task.ranks = self._peers.ranks
         for i, count in enumerate(made.counts):
             task.first_tile[i], task.tiles_of[i] = sum(made.counts[:i]), count
         listed = any(strip.source_rows is not None or strip.destination_rows is not None for strip in own)

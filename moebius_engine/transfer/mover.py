@@ -1,7 +1,11 @@
 """Moves a rank's experts and KV from one layout into the other, all layers, by the transfer that works here."""
 
+import itertools
+import time
 from collections.abc import Sequence
+from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from moebius_engine.config import SwitchConfig
@@ -9,8 +13,13 @@ from moebius_engine.layout import Layout, other
 from moebius_engine.layout.plan import Block, expert_blocks
 from moebius_engine.layout.slots import layer_order
 from moebius_engine.memory.arena import Arena
+from moebius_engine.memory.exportable import Memory
+from moebius_engine.memory.peers import Peers
 from moebius_engine.transfer import pick
 from moebius_engine.transfer.base import LayerMove
+
+EXPERTS, KV = ("w13", "w2"), ("k", "v")  # names of a layer's tensors, as blocks name them
+Mark = Any  # seconds, or a CUDA event
 
 
 class Mover:
@@ -27,43 +36,70 @@ class Mover:
         # The experts' blocks never change, so what a transfer derives from them is kept.
         self._experts = {target: expert_blocks(self._shape, arena.ranks, target) for target in Layout}
         for target, blocks in self._experts.items():
-            self._transfer.prepare(blocks, self._expert_moves(target))
+            self._transfer.prepare(blocks, self._layer_moves(target, EXPERTS))
+        self._on_gpu = w13_EIH.is_cuda
+        self._marks: list[tuple[str, Any]] = []
 
     def move_experts(self, target: Layout) -> int:
-        """Reshard every layer's experts into `target`. Returns: bytes that all ranks have sent, own shares included.
+        """Begin to reshard every layer's experts into `target`. Returns: bytes that all ranks send, own shares
+        included."""
+        return self._move("weights", self._experts[target], self._layer_moves(target, EXPERTS))
+
+    def move_kv(self, blocks: Sequence[Block], target: Layout) -> int:
+        """Begin to move the KV that `blocks` list (plan.kv_blocks) into `target`, after what was begun before. Returns
+        as move_experts."""
+        return self._move("kv", blocks, self._layer_moves(target, KV)) if blocks else 0
+
+    def finish(self) -> dict[str, float]:
+        """Wait until all that was begun has arrived. Returns: milliseconds of each move, from the end of the one
+        before it ("weights", "kv").
 
         Raises TransferError if a rank failed; then the memory of both layouts is undefined.
         """
-        return self._move(self._experts[target], self._expert_moves(target))
+        self._transfer.finish()
+        marks, self._marks = self._marks, []
+        return {name: _ms(before, mark) for (_, before), (name, mark) in itertools.pairwise(marks)}
 
-    def move_kv(self, blocks: Sequence[Block], target: Layout) -> int:
-        """Move the KV that `blocks` list (plan.kv_blocks) into `target`. Returns and raises as move_experts."""
-        if not blocks:
-            return 0
-        names = ("k", "v")
-        moves = [
-            LayerMove(
-                layer,
-                dict(zip(names, self._arena.kv(other(target), layer), strict=True)),
-                dict(zip(names, self._arena.kv(target, layer), strict=True)),
-            )
-            for layer in layer_order(target, self._shape.layers)
-        ]
-        return self._move(blocks, moves)
+    def sleep(self, tags: Sequence[str]) -> None:
+        """Give back the pages of the arena's memory that these tags name, on all ranks. Nothing may be moving."""
+        self._shared_memory().sleep(tags)
 
-    def _expert_moves(self, target: Layout) -> list[LayerMove]:
-        names = ("w13", "w2")
+    def wake(self, tags: Sequence[str]) -> None:
+        """Take pages for these tags again, of undefined content, at the same addresses."""
+        self._shared_memory().wake(tags)
+
+    def _shared_memory(self) -> Peers | Memory:
+        """Peers, if they map this rank's memory: they must let go of it first."""
+        assert self._arena.memory is not None, "only a CUDA device has memory that sleeps"
+        return self._transfer.peers or self._arena.memory
+
+    def _layer_moves(self, target: Layout, names: tuple[str, str]) -> list[LayerMove]:
+        views = self._arena.experts if names == EXPERTS else self._arena.kv
         return [
             LayerMove(
                 layer,
-                dict(zip(names, self._arena.experts(other(target), layer), strict=True)),
-                dict(zip(names, self._arena.experts(target, layer), strict=True)),
+                dict(zip(names, views(other(target), layer), strict=True)),
+                dict(zip(names, views(target, layer), strict=True)),
             )
             for layer in layer_order(target, self._shape.layers)
         ]
 
-    def _move(self, blocks: Sequence[Block], moves: Sequence[LayerMove]) -> int:
+    def _move(self, what: str, blocks: Sequence[Block], moves: Sequence[LayerMove]) -> int:
+        if not self._marks:
+            self._marks.append(("begin", self._mark()))
         self._transfer.move_layers(blocks, moves)
-        self._transfer.finish()
+        self._marks.append((what, self._mark()))
         size = next(iter(moves[0].source.values())).element_size()
         return len(moves) * size * sum(block.numel for block in blocks)
+
+    def _mark(self) -> Mark:
+        """Now, in the order of what is moved: on a GPU that is when the stream comes here."""
+        if not self._on_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+
+def _ms(before: Mark, after: Mark) -> float:
+    return 1e3 * (after - before) if isinstance(before, float) else before.elapsed_time(after)

@@ -19,12 +19,12 @@ def probe(memory: Memory, group: dist.ProcessGroup, timeout_s: float) -> tuple[D
 
     Returns the transfer, or None if it does not work on every rank, and the reasons in words.
     """
-    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    ranks = dist.get_world_size(group)
     transfer, refusal = None, ""
     try:
         area = memory.take(PROBE_TAG, (2, ranks, _NUMEL), torch.int32)
         transfer = DirectTransfer(Peers(memory, group, timeout_s), timeout_s)
-        refusal = _exchange(transfer, area, rank, ranks)
+        refusal = _exchange(transfer, area, group)
     except (RuntimeError, OSError) as error:  # the driver's, the sockets', a missed deadline: each a reason, none fatal
         refusal = f"{type(error).__name__}: {error}"
     told: list[str] = [""] * ranks
@@ -35,13 +35,14 @@ def probe(memory: Memory, group: dist.ProcessGroup, timeout_s: float) -> tuple[D
     return transfer, f"{ranks} ranks wrote into each other's memory"
 
 
-def _exchange(transfer: DirectTransfer, area: torch.Tensor, rank: int, ranks: int) -> str:
+def _exchange(transfer: DirectTransfer, area: torch.Tensor, group: dist.ProcessGroup) -> str:
     """Every rank sends every rank its own numbers. Returns what arrived wrong, in words."""
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     device, numbers = area.device, torch.arange(ranks * _NUMEL, dtype=torch.int32, device=area.device)
     area[0] = numbers.view(ranks, _NUMEL) + 1_000_003 * (rank + 1)
     area[1] = -1
     torch.cuda.synchronize(device)
-    dist.barrier(transfer.peers.group)  # before a peer writes, this rank has cleared its area
+    dist.barrier(group)  # before a peer writes, this rank has cleared its area
     blocks = [
         Block(
             source,
