@@ -28,6 +28,7 @@ from sglang.srt.utils import MultiprocessingSerializer, kill_process_tree
 
 from moebius_engine.sglang import door
 from moebius_engine.sglang.commands import STATIC_COMMANDS, Command
+from moebius_engine.sglang.occupation import check_tags
 from moebius_engine.sglang.process import controller_with_plugins, run_scheduler, run_static_scheduler
 
 Result = TypeVar("Result")
@@ -66,7 +67,7 @@ class SwitchingEngine(Engine):
         server_args |= {"model_path": model_path, "port": port}
         ep, tp = server_arguments.both_layouts(ranks, server_args, self.config.timeout_s)
         if self.config.policy == "off":
-            self.run_scheduler_process_func = run_static_scheduler
+            self.run_scheduler_process_func = functools.partial(run_static_scheduler, self.config)
             first = {Layout.EP: ep, Layout.TP: tp}[Layout(self.config.static_layout)]
         else:
             self.run_scheduler_process_func = functools.partial(run_scheduler, ServerArgs(**tp), self.config)
@@ -127,17 +128,19 @@ class SwitchingEngine(Engine):
         return StepTrace(**(await self._command("end_step"))[0]["trace"])
 
     async def async_health(self) -> dict[str, Any]:
-        """State of the engine: layout, in-flight counts, whether the weights are a full set, per rank details."""
+        """State of the engine: layout, in-flight counts, whether the weights are a full set and all memory is there,
+        per rank details."""
         ranks = await self._command("state")
         layout, valid = ranks[0]["layout"], all(rank["weights_valid"] for rank in ranks)
         inflight = [rank["inflight"] for rank in ranks]
         return {
-            "ok": valid and len({rank["layout"] for rank in ranks}) == 1,
+            "ok": valid and not ranks[0]["released"] and len({rank["layout"] for rank in ranks}) == 1,
             "layout": layout,
             "inflight": sum(inflight) if layout == Layout.EP else inflight[0],
             "weights_valid": valid,
             "weights_reason": ranks[0]["weights_reason"],
             "weight_version": ranks[0]["weight_version"],
+            "released": ranks[0]["released"],
             "ranks": ranks,
         }
 
@@ -173,6 +176,25 @@ class SwitchingEngine(Engine):
             raise ValueError(health["weights_reason"])
         return UpdateRecord(seconds=time.perf_counter() - began, bytes=size, tensors=count, layout=health["layout"])
 
+    async def async_invalidate_weights(self) -> None:
+        """Refuse to generate until a full set of weights has arrived: for a sender whose update has failed."""
+        await self._command("invalidate_weights")
+
+    async def async_release_memory_occupation(self, tags: Collection[str] | None = None) -> None:
+        """Give device memory back to a trainer: content is lost, addresses and captured graphs stay.
+
+        tags: of "weights" and "kv_cache", both by default. After "weights", generation is refused until they have been
+        resumed and a full update has arrived. On a CPU nothing is freed, all else is the same. Raises ValueError for
+        an unknown tag, RuntimeError if requests are in flight or the memory cannot be given back.
+        """
+        refused = (await self._command("release", tags=check_tags(tags)))[0]["refused"]
+        if refused:
+            raise RuntimeError(refused)
+
+    async def async_resume_memory_occupation(self, tags: Collection[str] | None = None) -> None:
+        """Take the memory again, of undefined content. Raises ValueError for an unknown tag."""
+        await self._command("resume", tags=check_tags(tags))
+
     async def async_weight_digests(self) -> list[dict[str, tuple[str, int]]]:
         """Per rank: name → (digest, bytes) of every parameter of the live layout."""
         return (await self._command("weight_digests"))[0]["digests"]
@@ -180,6 +202,10 @@ class SwitchingEngine(Engine):
     async def async_addresses(self) -> list[dict[str, int]]:
         """Per rank: name → address of every parameter and KV buffer of both layouts."""
         return [rank["addresses"] for rank in await self._command("addresses")]
+
+    async def async_memory(self) -> list[dict[str, int]]:
+        """Per rank: component → bytes that it takes now (memory/budget.py has the components)."""
+        return [rank["components"] for rank in await self._command("memory")]
 
     # ---- the rest
 
@@ -233,11 +259,20 @@ class SwitchingEngine(Engine):
     def update_weights(self, named_tensors: NamedTensors, flush_cache: bool = True) -> UpdateRecord:
         return self._run(self.async_update_weights(named_tensors, flush_cache))
 
+    def release_memory_occupation(self, tags: Collection[str] | None = None) -> None:
+        self._run(self.async_release_memory_occupation(tags))
+
+    def resume_memory_occupation(self, tags: Collection[str] | None = None) -> None:
+        self._run(self.async_resume_memory_occupation(tags))
+
     def weight_digests(self) -> list[dict[str, tuple[str, int]]]:
         return self._run(self.async_weight_digests())
 
     def addresses(self) -> list[dict[str, int]]:
         return self._run(self.async_addresses())
+
+    def memory(self) -> list[dict[str, int]]:
+        return self._run(self.async_memory())
 
     def abort(self, rid: str = "", abort_all: bool = False) -> None:
         self._run(self.async_abort(rid, abort_all))

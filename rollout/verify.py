@@ -13,6 +13,7 @@ time and switched both ways:
 
 import asyncio
 import itertools
+import os
 import random
 import tempfile
 import time
@@ -37,7 +38,7 @@ STEPS_BETWEEN = 3  # forward steps from one switch to the next
 DEADLINE_S = 600.0  # of every wait for a running engine; a busy machine decodes slowly
 
 
-def model_shape(ranks: int) -> dict[str, int]:
+def model_shape(ranks: int) -> dict[str, Any]:
     """Arguments of make_tiny_moe for P = `ranks`: P divides all that is cut. An even P of 4 or more gets half as many
     KV heads, so that two ranks hold each."""
     kv_heads = ranks // 2 if ranks >= 4 and ranks % 2 == 0 else ranks
@@ -68,11 +69,12 @@ def make_requests(count: int, vocab_size: int, seed: int = 0) -> list[Request]:
     return requests
 
 
-def run(switches: int, ranks: int, console: Console | None = None) -> dict[str, Any]:
+def run(switches: int, ranks: int, share_gpu: bool = False, console: Console | None = None) -> dict[str, Any]:
     """Switch `switches` times on P = `ranks` ranks. Returns Findings.result.
 
-    console: where progress and the reasons of a failure go, by default standard error. Raises TimeoutError if an engine
-    does not answer within DEADLINE_S. The engines are stopped in any case.
+    share_gpu: all ranks on GPU 0 (SwitchConfig.share_gpu). console: where progress and the reasons of a failure go, by
+    default standard error. Raises TimeoutError if an engine does not answer within DEADLINE_S. The engines are stopped
+    in any case.
     """
     from recipes.tiny_moe import make_tiny_moe  # the model library takes seconds to import
 
@@ -87,7 +89,7 @@ def run(switches: int, ranks: int, console: Console | None = None) -> dict[str, 
         model = str(make_tiny_moe(folder, **shape))
         for layout in (Layout.TP, Layout.EP):
             task = progress.add_task(f"static {layout}", total=len(requests))
-            with _engine(model, ranks, SwitchConfig(policy="off", static_layout=layout)) as engine:
+            with _engine(model, ranks, SwitchConfig(policy="off", static_layout=layout, share_gpu=share_gpu)) as engine:
                 fresh[layout] = engine.weight_digests()
                 unswitched[f"static {layout}"] = engine.loop.run_until_complete(
                     _answer_all(engine, requests, lambda task=task: progress.advance(task))
@@ -97,7 +99,8 @@ def run(switches: int, ranks: int, console: Console | None = None) -> dict[str, 
             console.print(f"Left out: request {number}, on which the static runs differ", highlight=False)
         if not findings.faults:
             task = progress.add_task("switching", total=switches)
-            with _engine(model, ranks, SwitchConfig(policy="ep", check_bytes=True, timeout_s=DEADLINE_S)) as engine:
+            config = SwitchConfig(policy="ep", check_bytes=True, timeout_s=DEADLINE_S, share_gpu=share_gpu)
+            with _engine(model, ranks, config) as engine:
                 switcher = _switch_all(engine, switches, fresh, findings, lambda: progress.advance(task))
                 answers = engine.loop.run_until_complete(_feed_while(engine, requests, chosen, streams, switcher))
             for number, answer in answers:
@@ -120,11 +123,33 @@ def _engine(model: str, ranks: int, switch: SwitchConfig) -> Iterator[Any]:
             skip_tokenizer_init=True,
             max_running_requests=ranks * RUNNING_PER_RANK,
             chunked_prefill_size=ranks * CHUNK_PER_RANK,
+            **_gpu_arguments(ranks),
         )
         try:
             yield engine
         finally:
             engine.shutdown()
+
+
+def _gpu_arguments(ranks: int) -> dict[str, Any]:
+    """Exact arithmetic, so that the two layouts draw the same tokens; none on a CPU, where it is exact anyhow."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return {}
+    os.environ["TRITON_F32_DEFAULT"] = "ieee"  # else Triton multiplies float32 as tf32
+    running = ranks * RUNNING_PER_RANK
+    return {
+        "dtype": "float32",
+        "attention_backend": "triton",
+        "sampling_backend": "pytorch",
+        "grammar_backend": "none",
+        "disable_custom_all_reduce": True,
+        "disable_piecewise_cuda_graph": True,
+        "cuda_graph_bs": sorted({1, RUNNING_PER_RANK, running}),
+        "max_total_tokens": running * (PROMPT_TOKENS[1] + RESPONSE_TOKENS[1]),
+        "mem_fraction_static": 0.4,
+    }
 
 
 async def _answer(engine, request: Request) -> Answer:

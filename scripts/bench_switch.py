@@ -1,6 +1,6 @@
 """A switch on real GPUs: SGLang with both CUDA-graph sets, dummy weights, requests in flight at every switch.
 
-    python scripts/bench_switch.py --ranks 2 --share-gpu --out benchmarks/switch_h200.json
+    python -m scripts.bench_switch --ranks 2 --requests 32 --requests 512 --share-gpu --out benchmarks/switch_h200.json
 
 --share-gpu puts all ranks on one GPU, which needs MPS and NCCL 2.32 or later. It shows what the mechanism costs, and
 says nothing about NVLink.
@@ -21,8 +21,10 @@ import typer
 
 from moebius_engine.config import SwitchConfig
 from moebius_engine.engine import SwitchingEngine
+from scripts.gpu_engine import describe_model, server_args, write_model
 
-PROMPT, VOCABULARY = 65, 32768  # tokens
+PROMPT = 65  # tokens
+WARM_UP = 2  # switches that are not counted: kernels compile, buffers grow
 PHASES = ("decide_ms", "metadata_ms", "kv_ms", "weights_ms", "rest_ms", "total_ms")
 
 
@@ -30,70 +32,63 @@ def main(
     out: Annotated[Path, typer.Option(help="JSON file to write")],
     ranks: Annotated[int, typer.Option(min=2)] = 2,
     layers: Annotated[int, typer.Option(min=1)] = 8,
-    requests: Annotated[int, typer.Option(min=1, help="in flight at every switch")] = 32,
-    tokens: Annotated[int, typer.Option(min=1, help="tokens a response")] = 2000,
-    switches: Annotated[int, typer.Option(min=2)] = 12,
+    requests: Annotated[list[int], typer.Option(help="in flight at every switch; may be given several times")] = [32],  # noqa: B006
+    tokens: Annotated[int, typer.Option(min=1, help="tokens a response")] = 1500,
+    switches: Annotated[int, typer.Option(min=2, help="counted ones, after two that warm up")] = 20,
     transfer: Annotated[str, typer.Option(help="direct, collective or auto")] = "auto",
     share_gpu: Annotated[bool, typer.Option("--share-gpu", help="all ranks on GPU 0")] = False,
 ) -> None:
+    most = max(requests)
+    sizes = {size for count in requests for size in (-(-count // ranks), count)}
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(_model(layers)), encoding="utf-8")
         engine = SwitchingEngine(
-            folder,
+            write_model(folder, layers),
             ranks=ranks,
             switch=SwitchConfig(policy="ep", transfer=transfer, share_gpu=share_gpu, timeout_s=60),
-            load_format="dummy",
-            skip_tokenizer_init=True,
-            dtype="bfloat16",
-            attention_backend="triton",
-            sampling_backend="pytorch",
-            grammar_backend="none",
-            disable_custom_all_reduce=True,
-            disable_piecewise_cuda_graph=True,
-            max_total_tokens=65536,
-            mem_fraction_static=0.5,
-            cuda_graph_bs=[requests],
-            max_running_requests=requests,
+            **server_args(batch_sizes=sizes, requests=most, tokens=most * (PROMPT + tokens + 1)),
         )
+        rows = []
         try:
-            report = engine.loop.run_until_complete(_measure(engine, requests, tokens, switches))
+            for count in requests:
+                rows.append(engine.loop.run_until_complete(_measure(engine, count, tokens, switches)))
+                typer.echo(json.dumps({"requests": count, "median_ms": rows[-1]["median_ms"]}))
         finally:
             engine.shutdown()
-    report["setting"] = {
+    setting = {
         "gpu": torch.cuda.get_device_name(0),
         "ranks": ranks,
         "ranks share one GPU": share_gpu,
-        "model": f"{layers} layers, 128 experts, H 2048, I 768, 4 KV heads, bf16, dummy weights",
+        "model": describe_model(layers),
         "transfer": transfer,
-        "requests": requests,
+        "tokens a response": tokens,
         "versions": {name: version(name) for name in ("sglang", "torch")},
         "date": date.today().isoformat(),
     }
-    out.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    typer.echo(json.dumps(report["median_ms"]))
+    out.write_text(json.dumps({"setting": setting, "rows": rows}, indent=2) + "\n", encoding="utf-8")
 
 
 async def _measure(engine: SwitchingEngine, requests: int, tokens: int, switches: int) -> dict:
     """Switch to and fro while one batch is decoded."""
     greedy = {"temperature": 0, "ignore_eos": True}
-    await engine.async_generate(input_ids=[[5, 6, 7]] * 4, sampling_params={**greedy, "max_new_tokens": 8})
+    prompts = [[1 + row, *range(20, 19 + PROMPT)] for row in range(requests)]
+    # The first prefill of a shape compiles kernels.
+    await engine.async_generate(input_ids=prompts, sampling_params={**greedy, "max_new_tokens": 8})
     began = time.perf_counter()
     batch = asyncio.ensure_future(
-        engine.async_generate(
-            input_ids=[[1 + row, *range(20, 19 + PROMPT)] for row in range(requests)],
-            sampling_params={**greedy, "max_new_tokens": tokens},
-        )
+        engine.async_generate(input_ids=prompts, sampling_params={**greedy, "max_new_tokens": tokens})
     )
-    await asyncio.sleep(2)  # the first prefill of a shape compiles kernels
+    await asyncio.sleep(1)  # until all are decoded
     records = []
-    for turn in range(switches):
+    for turn in range(WARM_UP + switches):
         record = await engine.async_switch("tp" if turn % 2 == 0 else "ep")
         if record is None or record.refused or record.running != requests:
             raise RuntimeError(f"not a switch of {requests} running requests: {record}; give more --tokens")
-        records.append(record.model_dump())
-        await asyncio.sleep(0.2)
+        if turn >= WARM_UP:
+            records.append(record.model_dump())
+        await asyncio.sleep(0.1)
     answers = await batch
     return {
+        "requests": requests,
         "median_ms": {
             way: {phase: statistics.median(r[phase] for r in records if r["target"] == way) for phase in PHASES}
             for way in ("tp", "ep")
@@ -105,35 +100,6 @@ async def _measure(engine: SwitchingEngine, requests: int, tokens: int, switches
             {key: r[key] for key in ("target", "running", "kv_tokens", "kv_bytes", "weight_bytes", *PHASES)}
             for r in records
         ],
-    }
-
-
-def _model(layers: int) -> dict:
-    """config.json of a Qwen3-MoE with the experts of Qwen3-30B-A3B."""
-    return {
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "model_type": "qwen3_moe",
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "moe_intermediate_size": 768,
-        "num_hidden_layers": layers,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 4,
-        "head_dim": 128,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "norm_topk_prob": True,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-        "vocab_size": VOCABULARY,
-        "max_position_embeddings": 8192,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1e6,
-        "tie_word_embeddings": False,
-        "hidden_act": "silu",
-        "torch_dtype": "bfloat16",
-        "eos_token_id": 0,
-        "bos_token_id": 1,
     }
 
 

@@ -13,6 +13,7 @@ from sglang.srt.managers.io_struct import GetInternalStateReq, GetInternalStateR
 
 from moebius_engine.layout import Layout
 from moebius_engine.sglang import inspection
+from moebius_engine.sglang.footprint import footprint
 
 
 @dataclass
@@ -56,6 +57,7 @@ def _state(scheduler) -> dict[str, Any]:
         "paused": scheduler._engine_paused,
         "weights_valid": scheduler.tp_worker.weights.complete,
         "weights_reason": scheduler.tp_worker.weights.reason,
+        "released": scheduler.occupation.reason,
         "weight_version": scheduler.tp_worker.weights.version,
         "forward_ct": scheduler.forward_ct,
         "max_total_tokens": scheduler.max_total_num_tokens,
@@ -64,6 +66,18 @@ def _state(scheduler) -> dict[str, Any]:
 
 def _invalidate_weights(scheduler) -> dict[str, Any]:
     scheduler.tp_worker.weights.invalidate()
+    return {}
+
+
+def _release(scheduler, tags: list[str]) -> dict[str, Any]:
+    refusal = scheduler.occupation.refusal(tags)
+    if not refusal:
+        scheduler.occupation.release(tags)
+    return {"refused": refusal}
+
+
+def _resume(scheduler, tags: list[str]) -> dict[str, Any]:
+    scheduler.occupation.resume(tags)
     return {}
 
 
@@ -77,6 +91,10 @@ def _weight_digests(scheduler) -> dict[str, Any]:
 
 def _addresses(scheduler) -> dict[str, Any]:
     return {"addresses": inspection.addresses(scheduler)}
+
+
+def _memory(scheduler) -> dict[str, Any]:
+    return {"components": footprint(scheduler)}
 
 
 def answer_static(original, self, recv_req):
@@ -93,6 +111,9 @@ _HANDLERS: dict[str, Callable[..., dict[str, Any]]] = {
     "end_step": _end_step,
     "state": _state,
     "invalidate_weights": _invalidate_weights,
+    "release": _release,
+    "resume": _resume,
     "weight_digests": _weight_digests,
     "addresses": _addresses,
+    "memory": _memory,
 }

@@ -50,6 +50,9 @@ class GlobalState:
             for name in names
         ]
 
+    def value(self, module: str, name: str) -> Any:
+        return next(value for mod, known, value in self._values if (mod.__name__, known) == (module, name))
+
     def install(self) -> None:
         for module, name, value in self._values:
             setattr(module, name, value)
@@ -81,7 +84,7 @@ class LayoutState:
     """One layout of one rank: its runner, its globals, its pools, and the scheduler attributes that go with them."""
 
     def __init__(self, layout: Layout, runner, server_args: ServerArgs, global_state: GlobalState):
-        self.layout, self.runner, self.server_args, self._globals = layout, runner, server_args, global_state
+        self.layout, self.runner, self.server_args, self.globals = layout, runner, server_args, global_state
         self.scheduler_attributes: dict[str, Any] = {}
 
     @property
@@ -107,7 +110,7 @@ class LayoutState:
 
     def select(self, scheduler) -> None:
         """Make this the layout that `scheduler` runs. Moves nothing and builds nothing."""
-        self._globals.install()
+        self.globals.install()
         for name, value in self.scheduler_attributes.items():
             setattr(scheduler, name, value)
         worker = scheduler.tp_worker

@@ -26,17 +26,27 @@ def run_scheduler(
     # Imported after the plug-ins, which may replace classes that these modules subclass.
     from moebius_engine.sglang.table import switching_hooks
 
-    hooks.apply(switching_hooks(tp_server_args, config))
+    hooks.apply((*switching_hooks(tp_server_args, config), *_precise(server_args)))
     run_scheduler_process(server_args, port_args, gpu_id, *args)
 
 
-def run_static_scheduler(*args) -> None:
+def run_static_scheduler(config: SwitchConfig, server_args: ServerArgs, port_args, gpu_id: int, *args) -> None:
     """Run SGLang's own scheduler process, which also answers the commands that only look (commands.STATIC_COMMANDS)."""
+    if config.share_gpu:
+        gpu_id = server_args.base_gpu_id
     load_plugins()
     from moebius_engine.sglang.table import STATIC_HOOKS
 
-    hooks.apply(STATIC_HOOKS)
-    run_scheduler_process(*args)
+    hooks.apply((*STATIC_HOOKS, *_precise(server_args)))
+    run_scheduler_process(server_args, port_args, gpu_id, *args)
+
+
+def _precise(server_args: ServerArgs) -> tuple[hooks.Hook, ...]:
+    if server_args.device != "cuda" or server_args.dtype not in ("float", "float32"):
+        return ()
+    from moebius_engine.sglang.fp32 import FP32_HOOKS
+
+    return FP32_HOOKS
 
 
 def run_controller(*args, **kwargs) -> None:

@@ -1,5 +1,8 @@
 """The two model runners of a rank: SGLang's own, with weights and KV in the arena."""
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
 import torch
 from sglang.srt.configs.device_config import DeviceConfig
 from sglang.srt.configs.model_config import ModelConfig
@@ -15,7 +18,8 @@ from sglang.srt.utils import get_available_gpu_memory
 from moebius_engine.layout import Layout
 from moebius_engine.memory.arena import Arena
 from moebius_engine.sglang.building import building
-from moebius_engine.sglang.shards import share_equal
+from moebius_engine.sglang.relocation import relocate
+from moebius_engine.sglang.shards import shard_bytes, share_equal
 
 
 class ArenaRunner(ModelRunner):
@@ -28,18 +32,39 @@ class ArenaRunner(ModelRunner):
         with building(arena, self.layout):
             super().__init__(*args, **kwargs)
 
+    def load_model(self) -> None:
+        super().load_model()
+        if self.arena.memory is not None:
+            relocate(self.model, self.arena.memory)
+
+    def _profile_available_bytes(self, pre_model_load_memory: float) -> int:
+        """Without what TP's shards will take, and the KV's spare slot: both are allocated after the pool is sized."""
+        shape = self.arena.shape
+        shards = shard_bytes(self.model, shape, self.arena.ranks)
+        available = super()._profile_available_bytes(pre_model_load_memory) - shards
+        return int(available * shape.layers / (shape.layers + 1))
+
 
 class SecondRunner(ArenaRunner):
     """The TP runner beside it: same process groups, same arena, its own module tree and pools.
 
     It loads nothing: experts are already in the arena, what both layouts hold alike is shared with `first`, and the
     attention shards are cut from first's full copies (shards.refresh).
+
+    live: given the module tree, a context within which the arena and the tree hold TP's weights.
     """
 
     layout = Layout.TP
 
-    def __init__(self, *args, arena: Arena, first: ArenaRunner, **kwargs):
-        self.first = first
+    def __init__(
+        self,
+        *args,
+        arena: Arena,
+        first: ArenaRunner,
+        live: Callable[[torch.nn.Module], AbstractContextManager[None]],
+        **kwargs,
+    ):
+        self.first, self._live = first, live
         super().__init__(*args, arena=arena, **kwargs)
         self.forward_stream = first.forward_stream
 
@@ -51,14 +76,17 @@ class SecondRunner(ArenaRunner):
 
     def load_model(self) -> None:
         self.server_args.load_format = EmptyLoader
-        super().load_model()
+        ModelRunner.load_model(self)
         self.server_args.load_format = self.first.server_args.load_format
         share_equal(self.first.model, self.model)
+        if self.arena.memory is not None:
+            relocate(self.model, self.arena.memory, shared_with=self.first.model)
 
     def init_device_graphs(self) -> None:
         # A graph pool of its own: graphs of one layout must not reuse what the other's hold between replays.
         cuda_graph_runner.set_global_graph_memory_pool(None)
-        super().init_device_graphs()
+        with self._live(self.model):
+            super().init_device_graphs()
 
     def _resolve_memory_pool_config(self, pre_model_load_memory: float) -> MemoryPoolConfig:
         return MemoryPoolConfig(

@@ -10,6 +10,10 @@ from sglang.srt.managers.io_struct import (
     AbortReq,
     GetInternalStateReq,
     PauseGenerationReqInput,
+    ReleaseMemoryOccupationReqInput,
+    ReleaseMemoryOccupationReqOutput,
+    ResumeMemoryOccupationReqInput,
+    ResumeMemoryOccupationReqOutput,
     UpdateWeightFromDiskReqInput,
     UpdateWeightFromDiskReqOutput,
     UpdateWeightsFromDistributedReqInput,
@@ -25,8 +29,10 @@ from sglang.srt.server_args import ServerArgs
 
 from moebius_engine.config import SwitchConfig
 from moebius_engine.layout import Layout
-from moebius_engine.sglang import commands
+from moebius_engine.sglang import commands, footprint
 from moebius_engine.sglang.inbox import Header, Inbox
+from moebius_engine.sglang.occupation import Occupation, check_tags
+from moebius_engine.sglang.pace import Pace
 from moebius_engine.sglang.roster import end_aborted, read_roster, report, retract
 from moebius_engine.sglang.scheduler_state import attach_scheduler_state
 from moebius_engine.sglang.settle import settle
@@ -58,14 +64,17 @@ class SwitchingScheduler(Scheduler):
         self.layouts = self.tp_worker.layouts
         attach_scheduler_state(self)
         self.layouts[Layout.EP].select(self)
-        self.inbox = Inbox(self.tp_cpu_group)
+        self.inbox, self._pace = Inbox(self.tp_cpu_group), Pace()
         self.trace = Trace(self.tp_size)
         self.switch_policy = Policy(self.config)
         self.switcher = Switcher(self)
+        self.occupation = Occupation(self)
         self.tp_worker.before_writing = self._before_weights_are_written
         self._decision: Layout | None = None  # rank 0's, told to all in this step's exchange
         self._idle_steps = 0
         self.tokens_generated = 0
+        if self.tp_rank == 0:
+            log.info("memory of rank 0:\n%s", footprint.describe(footprint.footprint(self)))
         if self.config.policy == "tp":
             self.result_queue: deque = deque()  # which the event loop makes only when it starts
             self.switch(Layout.TP, "step")
@@ -83,12 +92,16 @@ class SwitchingScheduler(Scheduler):
             dp_rank=self.dp_rank,
             nccl_port=self.nccl_port,
             tp_server_args=self.tp_server_args,
+            config=self.config,
         )
 
     # ---- every step: receive, decide, switch
 
     def recv_requests(self) -> list:
+        if not self._pace.is_due():
+            return []
         messages = self.inbox.receive(self.layout)
+        self._pace.exchanged(self.inbox.headers[0].skip)
         inflight = self.inbox.inflight()
         if self.tp_rank == 0:
             self.trace.sample(self.inbox.layout, self.inbox.headers, inflight)
@@ -114,7 +127,8 @@ class SwitchingScheduler(Scheduler):
         requests = self.requests_in_flight()
         decision = 0 if self._decision is None else 1 + list(Layout).index(self._decision)
         running = len(requests) - len(self.waiting_queue)
-        return Header(work, control, len(requests), running, self.tokens_generated, decision)
+        skip = self._pace.skip(time.monotonic(), busy=bool(work or requests)) if self.tp_rank == 0 else 0
+        return Header(work, control, len(requests), running, self.tokens_generated, decision, skip)
 
     def requests_in_flight(self) -> list[Req]:
         """Requests of this rank that have not finished, in any state."""
@@ -132,7 +146,7 @@ class SwitchingScheduler(Scheduler):
             target = list(Layout)[decision - 1]
             if target != self.layout:
                 self.switch(target, "policy")
-        if not self.tp_worker.weights.complete:
+        if self._closed:
             settle(self)  # an unmerged prefill batch would be lost with the step
             end_aborted(self)
             return None
@@ -143,9 +157,8 @@ class SwitchingScheduler(Scheduler):
 
     def switch(self, target: Layout, reason: SwitchReason, with_weights: bool = True):
         """Switch now, on all ranks in the same step. Returns the SwitchRecord."""
-        incomplete = self.tp_worker.weights.reason
-        if incomplete:
-            record = refused_switch(self, target, reason, incomplete)
+        if self._closed:
+            record = refused_switch(self, target, reason, self._closed)
         else:
             record = self.switcher.run(target, reason, with_weights)
         self.inbox.forget_decision()
@@ -156,13 +169,17 @@ class SwitchingScheduler(Scheduler):
         self.trace.switched(record)
         return record
 
+    @property
+    def _closed(self) -> str:
+        """Why nothing can be generated now; empty if it can."""
+        return self.occupation.reason or self.tp_worker.weights.reason
+
     # ---- requests
 
     def handle_generate_request(self, recv_req) -> None:
         super().handle_generate_request(recv_req)
-        reason = self.tp_worker.weights.reason
-        if reason:
-            self._end_waiting(lambda req: req.rid == recv_req.rid, reason)
+        if self._closed:
+            self._end_waiting(lambda req: req.rid == recv_req.rid, self._closed)
 
     def _end_waiting(self, hit: Callable[[Req], bool], message: str | None = None) -> None:
         """Abort waiting requests with the tokens that they have: a retracted one may have some.
@@ -235,13 +252,21 @@ class SwitchingScheduler(Scheduler):
 
     def _nothing_in_flight(self) -> bool:
         """Whether no rank has a request. From the headers, so that all ranks answer the same."""
-        admitting = self.tp_worker.weights.complete  # else this step's requests have been refused by now
+        admitting = not self._closed  # else this step's requests have been refused by now
         return not any(header.inflight or (admitting and header.work) for header in self.inbox.headers)
 
     def _before_weights_are_written(self) -> None:
         """A full update replaces every weight: with nothing in flight, load it into EP, moving nothing."""
         if self.layout == Layout.TP and self.tp_worker.weights.complete and self._nothing_in_flight():
             self.switch(Layout.EP, "step", with_weights=False)
+
+    def release_memory_occupation(self, recv_req: ReleaseMemoryOccupationReqInput):
+        self.occupation.release(check_tags(recv_req.tags))
+        return ReleaseMemoryOccupationReqOutput()
+
+    def resume_memory_occupation(self, recv_req: ResumeMemoryOccupationReqInput):
+        self.occupation.resume(check_tags(recv_req.tags))
+        return ResumeMemoryOccupationReqOutput()
 
     def update_weights_from_disk(self, recv_req: UpdateWeightFromDiskReqInput):
         return UpdateWeightFromDiskReqOutput(False, _OTHER_UPDATE, 0)

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from moebius_engine.layout.heads import kv_heads_per_rank
 from moebius_engine.layout.shape import ModelShape
 
 EXPERT_PARAMETERS = ("w13_weight", "w2_weight")
@@ -18,6 +19,18 @@ def share_equal(full: torch.nn.Module, shard: torch.nn.Module) -> None:
     for name, parameter in full.named_parameters():
         if not name.endswith(EXPERT_PARAMETERS) and shards[name].shape == parameter.shape:
             shards[name].data = parameter.data
+
+
+def shard_bytes(full: torch.nn.Module, shape: ModelShape, ranks: int) -> int:
+    """Bytes of the shards that TP will hold beside `full`, the EP module tree: what `refresh` writes."""
+    heads = shape.q_heads // ranks + 2 * kv_heads_per_rank(shape.kv_heads, ranks)
+    total = 0
+    for name, parameter in full.named_parameters():
+        if ".qkv_proj." in name:
+            total += parameter.nbytes * heads // (shape.q_heads + 2 * shape.kv_heads)
+        elif name == "model.embed_tokens.weight" or name.endswith(".o_proj.weight"):
+            total += parameter.nbytes // ranks
+    return total
 
 
 def refresh(full: torch.nn.Module, shard: torch.nn.Module, shape: ModelShape) -> int:

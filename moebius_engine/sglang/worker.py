@@ -1,10 +1,13 @@
 """TpModelWorker with both layouts: builds the two runners and keeps their weights equal."""
 
+import functools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
+from sglang.srt.distributed import parallel_state
 from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
 from sglang.srt.managers.tp_worker import TpModelWorker
 from sglang.srt.model_executor.model_runner import _unwrap_tensor
@@ -13,6 +16,7 @@ from sglang.srt.utils import MultiprocessingSerializer
 from sglang.srt.utils.patch_torch import monkey_patch_torch_reductions
 from sglang.srt.weight_sync.tensor_bucket import FlattenedTensorBucket
 
+from moebius_engine.config import SwitchConfig
 from moebius_engine.layout import Layout
 from moebius_engine.layout.shape import ModelShape
 from moebius_engine.memory.arena import Arena
@@ -20,6 +24,7 @@ from moebius_engine.memory.exportable import open_memory
 from moebius_engine.sglang import shards
 from moebius_engine.sglang.layout_state import GlobalState, LayoutState, enter_tp_globals
 from moebius_engine.sglang.runner import ArenaRunner, SecondRunner
+from moebius_engine.transfer.mover import Mover
 from moebius_engine.weights.manifest import is_expert, qwen3_moe_manifest
 from moebius_engine.weights.update import WeightSet
 
@@ -29,8 +34,10 @@ log = logging.getLogger(__name__)
 class SwitchingWorker(TpModelWorker):
     """Holds the EP and the TP runner of a rank over one arena; the scheduler selects one of them."""
 
-    def __init__(self, *args, tp_server_args: ServerArgs, **kwargs):
-        self.tp_server_args = tp_server_args
+    mover: Mover
+
+    def __init__(self, *args, tp_server_args: ServerArgs, config: SwitchConfig, **kwargs):
+        self.tp_server_args, self.config = tp_server_args, config
         self.before_writing: Callable[[], None] = lambda: None  # the scheduler's, before an update's first byte
         super().__init__(*args, **kwargs)
 
@@ -70,11 +77,11 @@ class SwitchingWorker(TpModelWorker):
             dp_rank=None,
             server_args=self.tp_server_args,
             first=ep,
+            live=functools.partial(self._with_tp_weights, ep.model),
             **common,
         )
         tp_globals = GlobalState()
         ep_globals.install()
-        shards.refresh(ep.model, tp.model, self.shape)
         self._model_runner = ep
         self.layouts = {
             Layout.EP: LayoutState(Layout.EP, ep, self.server_args, ep_globals),
@@ -86,6 +93,18 @@ class SwitchingWorker(TpModelWorker):
             self.arena.kv_rows(Layout.EP),
             self.arena.kv_rows(Layout.TP),
         )
+
+    @contextmanager
+    def _with_tp_weights(self, full: torch.nn.Module, shard: torch.nn.Module) -> Iterator[None]:
+        """TP's graphs are captured over TP's weights: a switch of the weights alone, and back."""
+        shards.refresh(full, shard, self.shape)
+        group = parallel_state.get_tp_group()
+        self.mover = Mover(self.arena, group.device_group, group.cpu_group, self.config)
+        self.mover.move_experts(Layout.TP)
+        self.mover.finish()
+        yield
+        self.mover.move_experts(Layout.EP)
+        self.mover.finish()
 
     def update_weights_from_tensor(self, recv_req: UpdateWeightsFromTensorReqInput) -> tuple[bool, str]:
         """Write one bucket of a full update: experts into the live layout, the rest into EP's full copy.

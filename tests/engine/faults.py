@@ -1,15 +1,30 @@
-"""A scheduler process that can be told to break its next switch: the control of every switch test."""
+"""A scheduler process that can be told to break its next switch, the control of every switch test, and to count its
+tensors and its allocations."""
+
+import gc
 
 import torch
 
 from moebius_engine.sglang import commands, process, switcher
 
 FAULTS = ("kv", "weights", "verify")
+_allocations = [0]  # of device memory, within switches
 
 
 def run_scheduler_with_faults(*args) -> None:
-    """As process.run_scheduler, plus the command "break_next_switch"."""
+    """As process.run_scheduler, plus these commands."""
     commands._HANDLERS["break_next_switch"] = _break_next_switch
+    commands._HANDLERS["all_tensors"] = _all_tensors
+    commands._HANDLERS["device_allocations"] = lambda scheduler: {"count": _allocations[0]}
+    run = switcher.Switcher.run
+
+    def counting(self, *arguments):
+        before = _device_allocations()
+        record = run(self, *arguments)
+        _allocations[0] += _device_allocations() - before
+        return record
+
+    switcher.Switcher.run = counting
     process.run_scheduler(*args)
 
 
@@ -48,3 +63,16 @@ def _break_next_switch(scheduler, fault: str) -> dict:
 
         steps.verify = verify
     return {}
+
+
+def _all_tensors(scheduler) -> dict:
+    """Bytes behind all tensors of this process."""
+    gc.collect()
+    tensors = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
+    storages = [tensor.untyped_storage() for tensor in tensors if tensor.device.type == "cpu"]
+    return {"bytes": sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())}
+
+
+def _device_allocations() -> int:
+    """How often torch has asked the CUDA driver for memory so far."""
+    return torch.cuda.memory_stats().get("num_device_alloc", 0) if torch.cuda.is_available() else 0

@@ -51,7 +51,7 @@ def test_abort_of_all_leaves_nothing(engine, layout):
 @MODES
 def test_pause_keeps_every_request_and_continue_goes_on(engine, layout, mode):
     """With a half-prefilled request among them: prompts of three chunks."""
-    request = {"input_ids": prompts(6, length=300), "sampling_params": GREEDY | {"max_new_tokens": 16}}
+    request = {"input_ids": prompts(6, length=300), "sampling_params": GREEDY | {"max_new_tokens": 100}}
     engine.switch(layout)
     expected = tokens(engine.generate(**request))
     engine.flush_cache()
@@ -78,7 +78,7 @@ def test_pause_keeps_every_request_and_continue_goes_on(engine, layout, mode):
 @MODES
 def test_a_switch_while_paused(engine, layout, mode):
     target = "tp" if layout == "ep" else "ep"
-    request = {"input_ids": prompts(6, length=300), "sampling_params": GREEDY | {"max_new_tokens": 16}}
+    request = {"input_ids": prompts(6, length=300), "sampling_params": GREEDY | {"max_new_tokens": 40}}
     engine.switch(layout)
     expected = tokens(engine.generate(**request))
     engine.flush_cache()

@@ -86,9 +86,15 @@ def test_the_picture_is_what_its_script_draws():
 def hook_table() -> str:
     """The table of docs/design.md, made from the hook tables."""
     from moebius_engine.sglang.cpu.table import CPU_HOOKS
+    from moebius_engine.sglang.fp32 import FP32_HOOKS
     from moebius_engine.sglang.table import STATIC_HOOKS, switching_hooks
 
-    groups = {"switching": switching_hooks(None, SwitchConfig()), "policy `off`": STATIC_HOOKS, "CPU": CPU_HOOKS}
+    groups = {
+        "switching": switching_hooks(None, SwitchConfig()),
+        "policy `off`": STATIC_HOOKS,
+        "float32 on a GPU": FP32_HOOKS,
+        "CPU": CPU_HOOKS,
+    }
     lines = ["| upstream function | kind | needed for | why |", "| --- | --- | --- | --- |"]
     lines += [
         f"| `{hook.target.removeprefix('sglang.srt.')}` | {hook.kind.name.lower()} | {group} | {hook.why} |"

@@ -3,6 +3,7 @@
 import pytest
 
 from moebius_engine.config import SwitchConfig
+from tests.engine.budgets import cpu_sizes, disagreements
 from tests.engine.inflight import GREEDY, logprob_difference, prompts, switched_run
 
 THERE_AND_BACK = ["tp", "ep", "tp", "ep"]
@@ -37,7 +38,9 @@ def compare(engine) -> None:
 
 
 def test_one_kv_head_on_two_ranks_without_prefix_cache_and_overlap(start):
-    compare(start(2, disable_radix_cache=True, disable_overlap_schedule=True))
+    engine = start(2, disable_radix_cache=True, disable_overlap_schedule=True)
+    compare(engine)
+    assert disagreements(cpu_sizes(engine, requests=32, overlap=False), engine.memory()[0]) == {}
 
 
 @pytest.mark.slow

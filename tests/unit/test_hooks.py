@@ -10,11 +10,12 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from moebius_engine.config import SwitchConfig
 from moebius_engine.sglang.building import BUILDING_HOOKS
 from moebius_engine.sglang.cpu.table import CPU_HOOKS
+from moebius_engine.sglang.fp32 import FP32_HOOKS
 from moebius_engine.sglang.hooks import Hook, HookError, check_applied, check_fits, register
 from moebius_engine.sglang.penalties import PENALTY_HOOKS
 from moebius_engine.sglang.table import STATIC_HOOKS, switching_hooks
 
-ALL = (*CPU_HOOKS, *BUILDING_HOOKS, *PENALTY_HOOKS, *STATIC_HOOKS)
+ALL = (*CPU_HOOKS, *BUILDING_HOOKS, *PENALTY_HOOKS, *STATIC_HOOKS, *FP32_HOOKS)
 SOME = BUILDING_HOOKS[0]
 
 

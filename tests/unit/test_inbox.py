@@ -15,7 +15,7 @@ def inbox(tmp_path):
 
 
 def header(work=0, control=0, inflight=0, decision=0) -> Header:
-    return Header(work, control, inflight, 0, 0, decision)
+    return Header(work, control, inflight, 0, 0, decision, 0)
 
 
 @pytest.mark.parametrize("layout", Layout)

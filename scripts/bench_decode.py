@@ -1,0 +1,93 @@
+"""Decoding on GPUs: our engine pinned to a layout against stock SGLang in that layout, one engine after the other.
+
+python -m scripts.bench_decode --ranks 2 --batch 32 --batch 256 --share-gpu --out benchmarks/decode_h200.json
+"""
+
+import json
+import statistics
+import tempfile
+import time
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from moebius_engine.config import SwitchConfig
+from moebius_engine.engine import SwitchingEngine
+from scripts.gpu_engine import describe_model, server_args, write_model
+
+PROMPT = 65  # tokens
+
+
+def main(
+    out: Annotated[Path, typer.Option(help="JSON file to write")],
+    ranks: Annotated[int, typer.Option(min=2)] = 2,
+    layers: Annotated[int, typer.Option(min=1)] = 8,
+    batch: Annotated[list[int], typer.Option(help="requests decoded together; may be given several times")] = [32],  # noqa: B006
+    layout: Annotated[list[str], typer.Option(help="ep or tp; may be given twice")] = ["ep", "tp"],  # noqa: B006
+    tokens: Annotated[int, typer.Option(min=2, help="tokens a response")] = 256,
+    repeats: Annotated[int, typer.Option(min=1)] = 7,
+    share_gpu: Annotated[bool, typer.Option("--share-gpu", help="all ranks on GPU 0")] = False,
+) -> None:
+    most = max(batch)
+    sizes = {size for count in batch for size in (-(-count // ranks), count)}
+    arguments = server_args(batch_sizes=sizes, requests=most, tokens=most * (PROMPT + tokens + 1))
+    speeds: dict[tuple[str, str, int], list[float]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        write_model(folder, layers)
+        for name in layout:
+            for whose, policy in (
+                ("stock", {"policy": "off", "static_layout": name}),
+                ("ours", {"policy": name}),
+            ):
+                switch = SwitchConfig(share_gpu=share_gpu, timeout_s=60, **policy)
+                engine = SwitchingEngine(folder, ranks=ranks, switch=switch, **arguments)
+                try:
+                    for count in batch:
+                        speeds[whose, layout, count] = [
+                            _tokens_per_s(engine, count, tokens) for _ in range(repeats + 1)
+                        ]
+                        speeds[whose, layout, count].pop(0)  # kernels compile
+                        typer.echo(f"{whose} {name} {count}: {statistics.median(speeds[whose, layout, count]):.0f}")
+                finally:
+                    engine.shutdown()
+    rows = [
+        {
+            "layout": name,
+            "batch": count,
+            "ours_tokens_per_s": speeds["ours", name, count],
+            "stock_tokens_per_s": stock,
+            "ratio": statistics.median(speeds["ours", name, count]) / statistics.median(stock),
+        }
+        for (whose, name, count), stock in speeds.items()
+        if whose == "stock"
+    ]
+    setting = {
+        "gpu": torch.cuda.get_device_name(0),
+        "ranks": ranks,
+        "ranks share one GPU": share_gpu,
+        "model": describe_model(layers),
+        "tokens a response": tokens,
+        "versions": {name: version(name) for name in ("sglang", "torch")},
+        "date": date.today().isoformat(),
+    }
+    out.write_text(json.dumps({"setting": setting, "rows": rows}, indent=2) + "\n", encoding="utf-8")
+    for row in rows:
+        typer.echo(f"{row['layout']} {row['batch']}: ratio {row['ratio']:.3f}")
+
+
+def _tokens_per_s(engine: SwitchingEngine, requests: int, tokens: int) -> float:
+    """Of one batch, its prefill included, which is the same for both."""
+    began = time.perf_counter()
+    engine.generate(
+        input_ids=[[1 + row, *range(20, 19 + PROMPT)] for row in range(requests)],
+        sampling_params={"temperature": 0, "ignore_eos": True, "max_new_tokens": tokens},
+    )
+    return requests * tokens / (time.perf_counter() - began)
+
+
+if __name__ == "__main__":
+    typer.run(main)

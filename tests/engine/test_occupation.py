@@ -1,0 +1,71 @@
+"""Memory released and resumed around a weight update. On a CPU no page moves; what is allowed when is the same."""
+
+import asyncio
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.engine.inflight import GREEDY, prompts, wait_for_steps
+
+REQUEST = {"input_ids": prompts(4), "sampling_params": GREEDY | {"max_new_tokens": 12}, "return_logprob": True}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tiny_moe):
+    return load_file(f"{tiny_moe}/model.safetensors")
+
+
+def refusals(engine) -> set[str]:
+    answers = engine.generate(**REQUEST)
+    assert all(answer["output_ids"] == [] for answer in answers)
+    return {answer["meta_info"]["finish_reason"]["message"] for answer in answers}
+
+
+@pytest.mark.parametrize("layout", ["ep", "tp"])
+def test_weights_must_be_resumed_and_sent_again(engine, checkpoint, layout):
+    engine.switch(layout)
+    engine.flush_cache()
+    expected = engine.generate(**REQUEST)
+    engine.release_memory_occupation()
+    health = engine.health()
+    assert health["layout"] == "ep" and not health["ok"]
+    assert refusals(engine) == {"the memory of kv_cache and weights has been released: resume it first"}
+    assert "released" in engine.switch("tp").refused
+    engine.release_memory_occupation(["weights"])  # twice is no error
+    engine.resume_memory_occupation(["weights"])
+    engine.update_weights(checkpoint.items())
+    assert refusals(engine) == {"the memory of kv_cache has been released: resume it first"}
+    engine.resume_memory_occupation(["kv_cache"])
+    engine.resume_memory_occupation()  # twice is no error
+    assert engine.health()["ok"]
+    engine.switch(layout)
+    again = engine.generate(**REQUEST)
+    assert [answer["output_ids"] for answer in again] == [answer["output_ids"] for answer in expected]
+
+
+def test_resumed_weights_are_undefined_until_they_are_sent(engine, checkpoint):
+    engine.release_memory_occupation(["weights"])
+    engine.resume_memory_occupation(["weights"])
+    (message,) = refusals(engine)
+    assert "weights are incomplete" in message
+    engine.update_weights(checkpoint.items())
+    assert engine.health()["ok"]
+
+
+def test_under_requests_nothing_is_released(engine):
+    async def go() -> list[dict]:
+        task = asyncio.ensure_future(engine.async_generate(**REQUEST | {"sampling_params": GREEDY}))
+        await wait_for_steps(engine, 3)
+        with pytest.raises(RuntimeError, match=r"4 requests are in flight: finish or abort them before \['kv_cache'\]"):
+            await engine.async_release_memory_occupation(["kv_cache"])
+        return await task
+
+    assert all(len(answer["output_ids"]) == 48 for answer in engine._run(go()))
+
+
+def test_an_unknown_tag(engine):
+    for call in (engine.release_memory_occupation, engine.resume_memory_occupation):
+        with pytest.raises(
+            ValueError, match=r"tags \['cuda_graph'\] are unknown: use some of \['weights', 'kv_cache'\]"
+        ):
+            call(["weights", "cuda_graph"])

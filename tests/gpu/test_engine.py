@@ -1,0 +1,99 @@
+"""The whole engine on a GPU: both graph sets stay valid over many switches and over a sleep, and nothing is allocated.
+
+Two ranks share the GPU, in float32, so that the tokens of switched and unswitched runs can be compared.
+"""
+
+import asyncio
+import os
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from moebius_engine.config import SwitchConfig
+from tests.engine.inflight import GREEDY, logprob_difference, prompts
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(500)]
+
+SWITCHES, STREAMS = 100, 6
+REQUEST = {"input_ids": prompts(STREAMS), "sampling_params": GREEDY | {"max_new_tokens": 200}, "return_logprob": True}
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_moe):
+    from moebius_engine import engine as module
+    from tests.engine import faults
+
+    os.environ["TRITON_F32_DEFAULT"] = "ieee"
+    original = module.run_scheduler
+    module.run_scheduler = faults.run_scheduler_with_faults
+    try:
+        made = module.SwitchingEngine(
+            tiny_moe,
+            ranks=2,
+            switch=SwitchConfig(policy="ep", share_gpu=True, transfer="direct", timeout_s=120),
+            dtype="float32",
+            skip_tokenizer_init=True,
+            attention_backend="triton",
+            sampling_backend="pytorch",
+            grammar_backend="none",
+            disable_custom_all_reduce=True,
+            disable_piecewise_cuda_graph=True,
+            cuda_graph_bs=[STREAMS // 2, STREAMS],
+            max_running_requests=16,
+            max_total_tokens=1 << 20,
+            mem_fraction_static=0.5,
+        )
+    finally:
+        module.run_scheduler = original
+    yield made
+    made.shutdown()
+
+
+def allocations(engine) -> list[int]:
+    return [rank["count"] for rank in engine._run(engine._command("device_allocations"))]
+
+
+def test_a_hundred_switches(engine):
+    expected = engine.generate(**REQUEST)
+
+    async def switching(switches: int) -> tuple[list[dict], list]:
+        """Batches one after the other until all switches are done, each of them with requests in flight."""
+        records, answers = [], []
+        while len(records) < switches:
+            batch = asyncio.ensure_future(engine.async_generate(**REQUEST))
+            await asyncio.sleep(0.05)
+            while not batch.done() and len(records) < switches:
+                record = await engine.async_switch("tp" if len(records) % 2 == 0 else "ep")
+                records.append(record)
+                await asyncio.sleep(0.02)
+            answers.append(await batch)
+        return answers, records
+
+    engine._run(switching(10))  # what is allocated at first use is allocated now
+    addresses, before = engine.addresses(), allocations(engine)
+    answers, records = engine._run(switching(SWITCHES))
+    assert all(record.refused is None for record in records)
+    assert sum(record.running > 0 for record in records) >= SWITCHES * 9 // 10
+    for batch in answers:
+        assert [answer["output_ids"] for answer in batch] == [answer["output_ids"] for answer in expected]
+        assert logprob_difference(batch, expected) < 1e-3
+    assert engine.addresses() == addresses
+    assert allocations(engine) == before
+
+
+def test_memory_comes_and_goes_and_graphs_stay_valid(engine, tiny_moe):
+    expected = engine.generate(**REQUEST)
+    addresses, free = engine.addresses(), torch.cuda.mem_get_info()[0]
+    arena = sum(rank[key] for rank in engine.memory() for key in ("experts.both", "KV cache.both", "spare KV slot.tp"))
+    engine.release_memory_occupation()
+    assert torch.cuda.mem_get_info()[0] - free > arena * 0.98
+    engine.resume_memory_occupation(["weights"])
+    engine.update_weights(load_file(f"{tiny_moe}/model.safetensors").items())
+    engine.resume_memory_occupation(["kv_cache"])
+    for layout in ("tp", "ep"):
+        engine.switch(layout)
+        answers = engine.generate(**REQUEST)
+        assert [answer["output_ids"] for answer in answers] == [answer["output_ids"] for answer in expected]
+    assert engine.addresses() == addresses
+    assert abs(torch.cuda.mem_get_info()[0] - free) < 1 << 28
