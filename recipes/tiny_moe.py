@@ -24,20 +24,22 @@ def make_tiny_moe(
     vocab_size: int = 512,
     max_position: int = 4096,
     initializer_std: float = 0.2,
+    tokenizer: PreTrainedTokenizerFast | None = None,
 ) -> Path:
     """Writes an fp32 Qwen3-MoE checkpoint and tokenizer in Hugging Face format to `path`, and returns it.
 
     The same arguments give the same bytes. `intermediate` is the size I of one expert. The default standard deviation
     is ten times the usual 0.02, so that attention and experts change the greedy token: with 0.02 a layer with the wrong
-    expert's weights would go unnoticed. Raises ValueError if the shape does not fit together.
+    expert's weights would go unnoticed. Without `tokenizer` it is one token a byte. Raises ValueError if the shape does
+    not fit together.
     """
-    if vocab_size < len(_byte_vocabulary()):
-        raise ValueError(f"vocab_size must hold 256 bytes and {END_OF_TEXT}, at least 257, got {vocab_size}")
+    tokenizer = tokenizer or byte_tokenizer(max_position)
+    if vocab_size < len(tokenizer):
+        raise ValueError(f"vocab_size must hold the tokenizer's tokens, at least {len(tokenizer)}, got {vocab_size}")
     if not 1 <= top_k <= experts:
         raise ValueError(f"top_k must be between 1 and experts={experts}, got {top_k}")
     if q_heads % kv_heads:
         raise ValueError(f"q_heads must be a multiple of kv_heads, got {q_heads} and {kv_heads}")
-    tokenizer = byte_tokenizer(max_position)
     config = Qwen3MoeConfig(
         num_hidden_layers=layers,
         hidden_size=hidden,

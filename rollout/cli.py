@@ -6,6 +6,9 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from rollout.budget_cli import budget_command
+from rollout.recipe_cli import recipe_command
+
 # Plain messages: an error is one line that begins with "Error:", also in a log.
 app = typer.Typer(
     help="RL rollouts for mixture-of-experts models, switching between expert and tensor parallelism in mid-rollout.",
@@ -42,6 +45,7 @@ def demo(
 def verify(
     switches: Annotated[int, typer.Option(help="How often to switch, both ways in turn.")] = 20,
     ranks: Annotated[int, typer.Option(help="Processes that hold the model.")] = 2,
+    share_gpu: Annotated[bool, typer.Option("--share-gpu", help="All ranks on GPU 0; needs MPS.")] = False,
 ) -> None:
     """Switch with requests in flight, and compare weights, KV, tokens and logprobs with what was never switched.
 
@@ -55,12 +59,16 @@ def verify(
     from rollout.verify import run
 
     try:
-        check_machine(ranks)
+        check_machine(ranks, share_gpu)
     except ValueError as error:
         _bad_argument(str(error))
-    result = run(switches=switches, ranks=ranks)
+    result = run(switches=switches, ranks=ranks, share_gpu=share_gpu)
     typer.echo(json.dumps(result))
     raise typer.Exit(0 if result["ok"] else 1)
+
+
+app.command("budget")(budget_command)
+app.command("recipe")(recipe_command)
 
 
 def _bad_argument(message: str) -> NoReturn:

@@ -19,16 +19,17 @@ FEATURES = Features(
 )
 
 
-def load_problems(source: str | Path = SAMPLE) -> Dataset:
+def load_problems(source: str | Path = SAMPLE, revision: str | None = None) -> Dataset:
     """The problems of `source`, one row each, with exactly the columns of `FEATURES`; others are left out.
 
     source: a JSON-lines file (.jsonl), or the name or folder of a Hugging Face data set with a "train" split.
+    revision: the commit of a data set on the Hub.
     Raises ValueError naming the missing columns, FileNotFoundError for a file that is not there.
     """
     if str(source).endswith(".jsonl"):
         problems = load_dataset("json", data_files=str(source), split="train")
     else:
-        problems = load_dataset(str(source), split="train")
+        problems = load_dataset(str(source), revision=revision, split="train")
     missing = [name for name in FEATURES if name not in problems.column_names]
     if missing:
         raise ValueError(

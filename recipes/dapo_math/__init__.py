@@ -1,0 +1,1 @@
+"""DAPO on DAPO-Math-17k."""

@@ -1,0 +1,1 @@
+"""GRPO on DeepMath-103K."""
