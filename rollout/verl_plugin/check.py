@@ -1,0 +1,73 @@
+"""A run's configuration, checked before Ray starts, and completed with what the step metrics need."""
+
+from typing import Any
+
+from omegaconf import DictConfig, open_dict
+
+from moebius_engine.layout.shape import ModelShape, check_ranks
+from rollout.verl_plugin import settings
+
+
+def validate_config(upstream, config: DictConfig, *args: Any, **kwargs: Any) -> None:
+    """verl's validate_config; with rollout.name=moebius our own checks first.
+
+    Raises ValueError for what a moebius rollout cannot honour.
+    """
+    if config.actor_rollout_ref.rollout.name == "moebius":
+        check(config)
+        bring_sampler(config)
+    upstream(config, *args, **kwargs)
+
+
+def check(config: DictConfig) -> None:
+    """Raises ValueError for a configuration that a moebius rollout cannot honour."""
+    found = settings.read(config.actor_rollout_ref.rollout)
+    model = config.actor_rollout_ref.model
+    lora = model.get("lora") or {}
+    rank = max(model.get("lora_rank") or 0, lora.get("rank") or 0)
+    if rank and not lora.get("merge"):
+        raise ValueError(
+            f"a LoRA of rank {rank}: adapters have one layout; set actor_rollout_ref.model.lora.merge=True, which "
+            "sends full weights"
+        )
+    if not config.trainer.use_v1:
+        raise ValueError("trainer.use_v1=False: rollout.name=moebius runs with verl's V1 trainer")
+    check_ranks(_shape(model), found.ranks)
+
+
+def _shape(model: DictConfig) -> ModelShape:
+    from transformers import AutoConfig
+    from verl.utils.fs import copy_to_local
+
+    path = copy_to_local(model.get("hf_config_path") or model.path, use_shm=model.get("use_shm", False))
+    return ModelShape.from_hf_config(
+        AutoConfig.from_pretrained(path, trust_remote_code=model.trust_remote_code).to_dict()
+    )
+
+
+def bring_sampler(config: DictConfig) -> None:
+    """Names the sampler that adds the step metrics (sampler.py), unless the user named one.
+
+    verl keeps the settings of its group filter from a custom sampler, so they go with it as sampler_kwargs: the same
+    as trainer_base.PPOTrainer._build_replay_buffer gives its own.
+    """
+    sampler = config.trainer.v1.sampler
+    if sampler.custom_sampler.path or sampler.custom_sampler.name:
+        print("moebius: trainer.v1.sampler.custom_sampler is yours, so moebius/* metrics come only if it adds them")
+        return
+    sync = config.trainer.v1.trainer_mode == "sync"
+    groups = config.algorithm.get("filter_groups") or {}
+    metric = groups["metric"] if groups.get("enable") else None
+    refill = bool(sampler.get("sync_refill_failed_groups"))
+    given: dict[str, Any] = {"filter_groups_metric": metric, "sync_refill_failed_groups": refill}
+    if sync:
+        batch = config.data.train_batch_size
+        given |= {
+            "train_batch_size": batch,
+            "gen_batch_size": 1 if metric or refill else config.data.get("gen_batch_size") or batch,
+            "max_inflight_gen_batches": groups.get("max_inflight_gen_batches", 1) if metric else 1,
+        }
+    with open_dict(config):
+        sampler.custom_sampler.path = "pkg://rollout.verl_plugin.sampler"
+        sampler.custom_sampler.name = "StepSampler" if sync else "StepSamplerAsync"
+        sampler.sampler_kwargs = {**sampler.sampler_kwargs, "replay_buffer": given}

@@ -1,0 +1,200 @@
+"""verl's rollout server with a SwitchingEngine inside: one Ray actor a replica.
+
+verl talks to it by Ray calls alone. SGLang's HTTP server is not started: requests that come that way would pass by the
+engine's door and belong to no step. The address that verl knows a replica by is the engine's own port.
+"""
+
+import asyncio
+import contextlib
+from typing import Any
+
+from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
+from verl.plugin.platform import get_platform
+from verl.workers.rollout.replica import RolloutMode, TokenOutput
+from verl.workers.rollout.sglang_rollout.async_sglang_server import SGLangHttpServer
+
+from moebius_engine.engine import SwitchingEngine
+from moebius_engine.sglang import arguments as server_arguments
+from moebius_engine.telemetry import StepReport, UpdateRecord
+from rollout.verl_plugin import settings
+from rollout.verl_plugin.steps import Steps
+
+_FIRST_PORT, _PORT_STEP, _PORTS = 20000, 240, 140  # an engine takes ports of the 240 from its base on
+_ABORTED = "Aborted"  # SGLang's message of a request that was asked to end (schedule_batch.FINISH_ABORT)
+
+
+class MoebiusServer(SGLangHttpServer):
+    engine: SwitchingEngine
+    steps: Steps
+
+    async def launch_server(self, master_address: str | None = None, master_port: int | None = None) -> None:
+        """Starts the engine. Raises ValueError for settings or a model that do not fit, before its processes start."""
+        found = settings.read(self.config)
+        arguments = settings.engine_arguments(self.config, get_platform().device_name) | {
+            "trust_remote_code": self.model_config.trust_remote_code,
+            "base_gpu_id": self.base_gpu_id,
+            "port": _free_port(self.replica_rank),
+        }
+        self.engine = SwitchingEngine(
+            str(self.model_config.local_path), ranks=found.ranks, switch=found.switch, **arguments | found.server_args
+        )
+        self.steps = Steps(self.engine, found.switch.threshold, found.switch.timeout_s)
+        self.tokenizer_manager = self.engine.tokenizer_manager
+        self._server_port = self.engine.server_args.port
+
+    # ---- generation
+
+    async def generate(  # type: ignore[override]  # without the arguments of disaggregated prefill
+        self,
+        prompt_ids: list[int],
+        sampling_params: dict[str, Any],
+        request_id: str,
+        image_data: list[Any] | None = None,
+        video_data: list[Any] | None = None,
+    ) -> TokenOutput:
+        """One response, as verl's server gives it. An aborted one has stop_reason "abort" and the tokens it got.
+
+        Raises ValueError for a request that the engine refuses, RuntimeError if the engine cannot generate: verl would
+        ask again for ever for what comes back as aborted.
+        """
+        if image_data or video_data:
+            raise ValueError("rollout.name=moebius: images and video have no rule for a switch")
+        sampling = dict(sampling_params)
+        with_logprobs = sampling.pop("logprobs", False)
+        sampling["max_new_tokens"] = self._budget(len(prompt_ids), sampling)
+        await self._resumed()
+        async with self.steps.request((self.global_steps or 0) + 1) as lengths:
+            answer = await self.engine.async_generate(
+                input_ids=list(prompt_ids), sampling_params=sampling, rid=request_id, return_logprob=with_logprobs
+            )
+            lengths.append(len(answer["output_ids"]))
+        reason = answer["meta_info"]["finish_reason"]
+        if reason["type"] == "abort" and reason["message"] != _ABORTED:
+            error = ValueError if reason.get("status_code") == 400 else RuntimeError
+            raise error(f"request {request_id}: {reason['message']}")
+        tokens, logprobs = list(answer["output_ids"]), None
+        if with_logprobs:
+            logprobs = [float(logprob) for logprob, *_ in answer["meta_info"].get("output_token_logprobs") or ()]
+            if len(logprobs) != len(tokens):  # as verl: a response without its logprobs cannot be trained on
+                tokens, logprobs = [], []
+        return TokenOutput(
+            token_ids=tokens,
+            log_probs=logprobs,
+            stop_reason=reason["type"],
+            extra_fields={"global_steps": self.global_steps},
+        )
+
+    def _budget(self, prompt_tokens: int, sampling: dict[str, Any]) -> int:
+        """Tokens that a response may have, by verl's rule. Takes both names of the limit out of `sampling`."""
+        config = self.config
+        assert config.max_model_len is not None  # SGLangHttpServer has set it
+        room = config.max_model_len - prompt_tokens - 1
+        if room < 0:
+            raise ValueError(f"a prompt of {prompt_tokens} tokens exceeds rollout.max_model_len={config.max_model_len}")
+        asked = [sampling.pop(name, None) for name in ("max_new_tokens", "max_tokens")]
+        limit = next((value for value in asked if value is not None), None)
+        if limit is None:
+            limit = min(config.response_length, config.prompt_length + config.response_length - prompt_tokens)
+        return max(0, min(limit, room))
+
+    async def _resumed(self) -> None:
+        """Waits while generation is paused: a request that waits belongs to the step after the pause."""
+        manager = self.tokenizer_manager
+        async with manager.is_pause_cond:
+            await manager.is_pause_cond.wait_for(lambda: not manager.is_pause)
+
+    async def abort_all_requests(self) -> None:
+        """Ends all requests with the tokens they have, and with them the step; new ones wait for resume_generation."""
+        timeout_s = self.engine.config.timeout_s
+        try:
+            await asyncio.wait_for(super().abort_all_requests(), timeout_s)
+        except TimeoutError as error:
+            raise TimeoutError(f"requests did not end within {timeout_s} s of their abort") from error
+        await self.steps.end()
+
+    # ---- steps
+
+    async def end_step(self, keep: bool = True) -> None:
+        """Ends the rollout step, if one is open; `keep` it for take_reports, or not where it was no training step."""
+        await self.steps.end(keep)
+
+    async def take_reports(self) -> tuple[list[StepReport], list[UpdateRecord]]:
+        """Steps that have ended and weight updates that were taken since the last call."""
+        return self.steps.take()
+
+    # ---- weights
+
+    async def update_bucket(self, request: UpdateWeightsFromTensorReqInput) -> None:
+        """Takes one bucket of a weight update. Raises ValueError if it is refused."""
+        await self.steps.end()
+        timeout_s = self.engine.config.timeout_s
+        try:
+            success, message = await asyncio.wait_for(
+                self.tokenizer_manager.update_weights_from_tensor(request, None), timeout_s
+            )
+        except TimeoutError as error:
+            raise TimeoutError(f"the ranks did not take a bucket of weights within {timeout_s} s") from error
+        if not success:
+            raise ValueError(message.split(" | ")[0])  # SGLang joins the ranks' messages, which are equal
+
+    async def fail_update(self) -> None:
+        """After a bucket that was refused: no generation until a full set has come, even if nothing was written."""
+        await self.engine.async_invalidate_weights()
+
+    async def finish_update(self, seconds: float, tensors: int, size: int) -> None:
+        """After the last bucket. seconds, tensors, size [bytes]: what the sender counted, for the step's report.
+
+        Raises RuntimeError if the set is not full; the engine refuses to generate until a full one has come.
+        """
+        health = await self.engine.async_health()
+        if not health["weights_valid"]:
+            raise RuntimeError(health["weights_reason"])
+        self.steps.updated(UpdateRecord(seconds=seconds, bytes=size, tensors=tensors, layout=health["layout"]))
+
+    async def clear_kv_cache(self) -> None:
+        """Drops cached prefixes. Raises RuntimeError while requests are in flight."""
+        if not (await self.tokenizer_manager.flush_cache()).success:
+            raise RuntimeError("cached prefixes cannot be dropped while requests are in flight")
+
+    # ---- memory: both directions end in release_memory and resume_memory
+
+    async def sleep(self) -> None:
+        if self.config.free_cache_engine:
+            await self.release_memory(self._sleeping())
+
+    async def wake_up(self) -> None:
+        if self.rollout_mode == RolloutMode.HYBRID:
+            raise ValueError("a hybrid replica is woken by its weight update, not by wake_up")
+        await self.resume_memory(self._sleeping())
+
+    async def release_kv_cache(self) -> None:
+        if self.config.free_cache_engine:
+            await self.release_memory(["kv_cache"])
+
+    async def resume_kv_cache(self) -> None:
+        if self.config.free_cache_engine:
+            await self.resume_memory(["kv_cache"])
+
+    def _sleeping(self) -> list[str]:
+        """As verl: a standalone replica shares its devices with no trainer, so its weights stay."""
+        return ["kv_cache"] if self.rollout_mode == RolloutMode.STANDALONE else ["kv_cache", "weights"]
+
+    async def release_memory(self, tags: list[str]) -> None:
+        """Gives device memory back by tag, "weights" or "kv_cache"; on a CPU in name only. The step has ended.
+
+        Raises RuntimeError while requests are in flight.
+        """
+        await self.engine.async_release_memory_occupation(tags)
+
+    async def resume_memory(self, tags: list[str]) -> None:
+        """Takes it again. Weights come with the update that follows."""
+        await self.engine.async_resume_memory_occupation(tags)
+
+
+def _free_port(replica_rank: int) -> int:
+    """An engine's base port. Replicas of one host start at the same time, so each looks from a place of its own."""
+    for candidate in range(_PORTS):
+        place = (17 * replica_rank + candidate) % _PORTS
+        with contextlib.suppress(ValueError):
+            return server_arguments.choose_port(_FIRST_PORT + _PORT_STEP * place)
+    raise RuntimeError(f"no free ports for an engine from {_FIRST_PORT} to {_FIRST_PORT + _PORT_STEP * _PORTS}")

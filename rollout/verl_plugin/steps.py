@@ -1,0 +1,76 @@
+"""Rollout steps of a server: verl names none, so they are found by what it calls.
+
+A step begins with the first request under new weights (or after a step has ended), and ends when the trainer asks for
+its report with nothing in flight, when it aborts all requests, or with the next weight update.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from moebius_engine.telemetry import StepReport, UpdateRecord
+from rollout.phases import step_report
+
+
+class Steps:
+    """Drives begin_step and end_step of an engine. `engine` has SwitchingEngine's async_begin_step, async_end_step."""
+
+    def __init__(self, engine: Any, threshold: int, timeout_s: float):
+        self._engine, self._threshold, self._timeout_s = engine, threshold, timeout_s
+        self._lock = asyncio.Lock()  # one begin or end at a time
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._open = False
+        self._live = 0
+        self._lengths: list[int] = []
+        self._reports: list[StepReport] = []
+        self._updates: list[UpdateRecord] = []
+
+    @asynccontextmanager
+    async def request(self, step: int) -> AsyncIterator[list[int]]:
+        """Around one request; the first of a step begins it. Yields where to append its response's length [tokens].
+
+        step: the trainer's step that these weights generate for.
+        """
+        self._live += 1
+        self._idle.clear()
+        try:
+            async with self._lock:
+                if not self._open:
+                    await self._engine.async_begin_step(step)
+                    self._open, self._lengths = True, []
+            yield self._lengths
+        finally:
+            self._live -= 1
+            if not self._live:
+                self._idle.set()
+
+    async def end(self, keep: bool = True) -> None:
+        """Ends the step, if one is open. keep: whether it is reported; not for what is no training step.
+
+        Raises TimeoutError if a request is still in flight after timeout_s.
+        """
+        try:
+            await asyncio.wait_for(self._idle.wait(), self._timeout_s)
+        except TimeoutError as error:
+            raise TimeoutError(
+                f"the step cannot end: {self._live} requests are in flight after {self._timeout_s} s"
+            ) from error
+        async with self._lock:
+            if not self._open:
+                return
+            trace = await self._engine.async_end_step()
+            self._open = False
+            if keep:
+                self._reports.append(step_report(trace, self._lengths, self._threshold))
+
+    def updated(self, record: UpdateRecord) -> None:
+        """A weight update has been taken."""
+        self._updates.append(record)
+
+    def take(self) -> tuple[list[StepReport], list[UpdateRecord]]:
+        """What has been reported since the last call."""
+        taken = self._reports, self._updates
+        self._reports, self._updates = [], []
+        return taken

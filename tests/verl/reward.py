@@ -1,0 +1,6 @@
+"""A reward that differs between the responses of a group, so that there is something to learn."""
+
+
+def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: dict | None = None, **_) -> float:
+    """Share of the response's characters that are letters or digits."""
+    return sum(map(str.isalnum, solution_str)) / max(1, len(solution_str))
