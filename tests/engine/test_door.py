@@ -298,6 +298,7 @@ def test_an_unknown_model_type(no_process, tmp_path):
         ({"tp_size": 2}, ["tp_size=2", "ranks=2"]),
         ({"speculative_algorithm": "EAGLE"}, ["speculative_algorithm='EAGLE'", "draft models"]),
         ({"quantization": "fp8"}, ["quantization='fp8'"]),
+        ({"moe_a2a_backend": "deepep"}, ["moe_a2a_backend='deepep'", "docs/deepep.md"]),
     ],
 )
 def test_arguments_that_contradict_switching(no_process, tiny_moe, arguments, texts):
