@@ -26,6 +26,8 @@ class SwitchConfig:
         "auto" (direct where a probe at start shows that it works).
     share_gpu: all ranks on GPU 0, to try the mechanism there: needs MPS and an NCCL that allows it (2.32 or later).
     timeout_s: deadline in seconds of every wait across ranks.
+    seeded: each request draws by its own sampling_seed (without one, by its id): the same seed gives the same tokens in
+        any layout and batch, but for rounding. Needs SGLang's sampling_backend="pytorch" on a GPU.
     check_bytes: compare all moved KV byte for byte at every switch. Slow: for verification.
 
     Source of the defaults: arXiv 2606.26607, section 5.
@@ -40,6 +42,7 @@ class SwitchConfig:
     transfer: TransferName = "auto"
     share_gpu: bool = False
     timeout_s: float = 300.0
+    seeded: bool = False
     check_bytes: bool = False
 
     def __post_init__(self) -> None:

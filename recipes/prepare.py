@@ -3,6 +3,8 @@
 from importlib import import_module
 from pathlib import Path
 
+from datasets import disable_progress_bars
+
 from recipes.recipe import load
 
 SEED = 0  # of what is held out
@@ -14,6 +16,7 @@ def prepare(name: str, folder: Path, sample: bool = False) -> dict[str, int]:
     sample: the small data that ships with the recipe, without network. Raises ValueError for an unknown recipe, and if
     the data set has another number of rows than the recipe says.
     """
+    disable_progress_bars()
     recipe = load(name)
     source = None if sample else recipe.source
     rows = import_module(f"recipes.{name}.data").rows(source)

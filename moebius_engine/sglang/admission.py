@@ -44,7 +44,7 @@ class Limits(NamedTuple):
     prompt_tokens: int
     context_tokens: int
     has_tokenizer: bool = True
-    deterministic: bool = False  # enable_deterministic_inference, without which SGLang ignores seeds
+    seeded: bool = False  # SwitchConfig.seeded
 
 
 def check_rid(rid: Any) -> str | None:
@@ -87,8 +87,8 @@ def check_sampling(params: Any, prompt_tokens: int, limits: Limits) -> str | Non
     message = _check_scalars(given) or _check_stops(given, limits) or _check_logit_bias(given, limits)
     if message:
         return message
-    if "sampling_seed" in given and not limits.deterministic:
-        return "sampling_seed has no effect unless the engine is started with enable_deterministic_inference=True"
+    if "sampling_seed" in given and not limits.seeded:
+        return "sampling_seed has no effect unless the engine is started with SwitchConfig(seeded=True)"
     room = limits.context_tokens - prompt_tokens
     if given.get("max_new_tokens", 0) > room:
         return (

@@ -173,7 +173,7 @@ def _limits(engine) -> Limits:
         prompt_tokens=engine._scheduler_init_result.scheduler_infos[0]["max_req_input_len"] - 1,
         context_tokens=engine.context_len,
         has_tokenizer=not arguments.skip_tokenizer_init,
-        deterministic=arguments.enable_deterministic_inference,
+        seeded=engine.config.seeded,
     )
 
 

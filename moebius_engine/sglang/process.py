@@ -26,7 +26,7 @@ def run_scheduler(
     # Imported after the plug-ins, which may replace classes that these modules subclass.
     from moebius_engine.sglang.table import switching_hooks
 
-    hooks.apply((*switching_hooks(tp_server_args, config), *_precise(server_args)))
+    hooks.apply((*switching_hooks(tp_server_args, config), *_chosen(config, server_args)))
     run_scheduler_process(server_args, port_args, gpu_id, *args)
 
 
@@ -37,16 +37,21 @@ def run_static_scheduler(config: SwitchConfig, server_args: ServerArgs, port_arg
     load_plugins()
     from moebius_engine.sglang.table import STATIC_HOOKS
 
-    hooks.apply((*STATIC_HOOKS, *_precise(server_args)))
+    hooks.apply((*STATIC_HOOKS, *_chosen(config, server_args)))
     run_scheduler_process(server_args, port_args, gpu_id, *args)
 
 
-def _precise(server_args: ServerArgs) -> tuple[hooks.Hook, ...]:
-    if server_args.device != "cuda" or server_args.dtype not in ("float", "float32"):
-        return ()
+def _chosen(config: SwitchConfig, server_args: ServerArgs) -> list[hooks.Hook]:
+    """Hooks of what the user has asked for, in either kind of engine."""
     from moebius_engine.sglang.fp32 import FP32_HOOKS
+    from moebius_engine.sglang.seeds import SEED_HOOKS
 
-    return FP32_HOOKS
+    chosen: list[hooks.Hook] = []
+    if server_args.device == "cuda" and server_args.dtype in ("float", "float32"):
+        chosen += FP32_HOOKS
+    if config.seeded:
+        chosen += SEED_HOOKS
+    return chosen
 
 
 def run_controller(*args, **kwargs) -> None:

@@ -153,7 +153,13 @@ class SwitchingScheduler(Scheduler):
         if self.chunked_req is None and self.parked:
             self.chunked_req = self.parked.popleft()
             self._chunked_req_scheduled_last_iter = False
-        return super().get_next_batch_to_run()
+        if not self.parked:
+            return super().get_next_batch_to_run()
+        # SGLang does not know of the room that parked prompts still need: nothing newer is admitted before them.
+        newer, self.waiting_queue = self.waiting_queue, []
+        batch = super().get_next_batch_to_run()
+        self.waiting_queue += newer  # after those that were retracted just now
+        return batch
 
     def switch(self, target: Layout, reason: SwitchReason, with_weights: bool = True):
         """Switch now, on all ranks in the same step. Returns the SwitchRecord."""

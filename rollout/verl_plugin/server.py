@@ -17,6 +17,7 @@ from moebius_engine.engine import SwitchingEngine
 from moebius_engine.sglang import arguments as server_arguments
 from moebius_engine.telemetry import StepReport, UpdateRecord
 from rollout.verl_plugin import settings
+from rollout.verl_plugin.seeds import Seeds
 from rollout.verl_plugin.steps import Steps
 
 _FIRST_PORT, _PORT_STEP, _PORTS = 20000, 240, 140  # an engine takes ports of the 240 from its base on
@@ -26,6 +27,7 @@ _ABORTED = "Aborted"  # SGLang's message of a request that was asked to end (sch
 class MoebiusServer(SGLangHttpServer):
     engine: SwitchingEngine
     steps: Steps
+    seeds: Seeds
 
     async def launch_server(self, master_address: str | None = None, master_port: int | None = None) -> None:
         """Starts the engine. Raises ValueError for settings or a model that do not fit, before its processes start."""
@@ -39,6 +41,7 @@ class MoebiusServer(SGLangHttpServer):
             str(self.model_config.local_path), ranks=found.ranks, switch=found.switch, **arguments | found.server_args
         )
         self.steps = Steps(self.engine, found.switch.threshold, found.switch.timeout_s)
+        self.seeds = Seeds(self.config.seed)
         self.tokenizer_manager = self.engine.tokenizer_manager
         self._server_port = self.engine.server_args.port
 
@@ -63,7 +66,10 @@ class MoebiusServer(SGLangHttpServer):
         with_logprobs = sampling.pop("logprobs", False)
         sampling["max_new_tokens"] = self._budget(len(prompt_ids), sampling)
         await self._resumed()
-        async with self.steps.request((self.global_steps or 0) + 1) as lengths:
+        step = (self.global_steps or 0) + 1
+        if self.engine.config.seeded:
+            sampling["sampling_seed"] = self.seeds.draw(prompt_ids, step)
+        async with self.steps.request(step) as lengths:
             answer = await self.engine.async_generate(
                 input_ids=list(prompt_ids), sampling_params=sampling, rid=request_id, return_logprob=with_logprobs
             )

@@ -61,7 +61,12 @@ def read(rollout: Any) -> Settings:
             "rollout.engine_kwargs.sglang.enable_memory_saver=True: a switching engine's memory is an arena of its "
             "own; leave it out"
         )
-    return Settings(ranks, SwitchConfig(**ours), server_args)
+    switch = SwitchConfig(**ours)
+    if switch.policy == "off":
+        raise ValueError(
+            "rollout.engine_kwargs.moebius.policy='off' is stock SGLang: use rollout.name=sglang, or policy='ep' or 'tp'"
+        )
+    return Settings(ranks, switch, server_args)
 
 
 def engine_arguments(rollout: Any, device: str) -> dict[str, Any]:

@@ -39,7 +39,6 @@ BAD_PARAMS = [
     ({"stop_regex": "(a"}, ["stop_regex", "(a"]),
     ({"stop": 5}, ["stop=5"]),
     ({"stream_interval": 0}, ["stream_interval=0"]),
-    ({"sampling_seed": 1}, ["sampling_seed", "enable_deterministic_inference"]),
     ({"n": 0}, ["n=0"]),
     ({"temprature": 1.0}, ["temprature"]),
     ("greedy", ["str", "dict"]),

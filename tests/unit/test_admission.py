@@ -132,7 +132,7 @@ def test_good_sampling(params):
         ({"stream_interval": 0}, ["stream_interval=0 must lie between 1 and"]),
         ({"skip_special_tokens": "yes"}, ["skip_special_tokens='yes' must be True or False"]),
         ({"regex": "a+"}, ["regex is not supported"]),
-        ({"sampling_seed": 7}, ["sampling_seed", "enable_deterministic_inference"]),
+        ({"sampling_seed": 7}, ["sampling_seed", "seeded=True"]),
     ],
 )
 def test_bad_sampling(params, texts):
@@ -142,7 +142,7 @@ def test_bad_sampling(params, texts):
 
 
 def test_seeds_are_let_in_where_sglang_heeds_them():
-    heeded = LIMITS._replace(deterministic=True)
+    heeded = LIMITS._replace(seeded=True)
     assert sampling(heeded, sampling_seed=-(2**63)) is None
     assert "must lie between" in (sampling(heeded, sampling_seed=2**63) or "")
 

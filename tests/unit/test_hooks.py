@@ -13,9 +13,10 @@ from moebius_engine.sglang.cpu.table import CPU_HOOKS
 from moebius_engine.sglang.fp32 import FP32_HOOKS
 from moebius_engine.sglang.hooks import Hook, HookError, check_applied, check_fits, register
 from moebius_engine.sglang.penalties import PENALTY_HOOKS
+from moebius_engine.sglang.seeds import SEED_HOOKS
 from moebius_engine.sglang.table import STATIC_HOOKS, switching_hooks
 
-ALL = (*CPU_HOOKS, *BUILDING_HOOKS, *PENALTY_HOOKS, *STATIC_HOOKS, *FP32_HOOKS)
+ALL = (*CPU_HOOKS, *BUILDING_HOOKS, *PENALTY_HOOKS, *STATIC_HOOKS, *FP32_HOOKS, *SEED_HOOKS)
 SOME = BUILDING_HOOKS[0]
 
 

@@ -38,6 +38,7 @@ def test_verls_dataclass_reads_the_same(tiny_moe):
 REFUSED = {
     KWARGS + "moebius.treshold=8": r"unknown \['treshold'\]; known are \['ranks', 'policy', .*'threshold'",
     KWARGS + "moebius.threshold=0": "threshold=0: at least 1",
+    KWARGS + "moebius.policy=off": "policy='off' is stock SGLang: use rollout.name=sglang",
     KWARGS + "moebius.ranks=4": r"ranks=4, but verl gives a replica .* 1 \* 2 = 2 GPUs",
     KWARGS + "sglang.tp_size=2": "tp_size=2: a switching engine sets it",
     KWARGS + "sglang.enable_memory_saver=True": "enable_memory_saver=True",

@@ -1,5 +1,8 @@
-"""Computation that SGLang's CPU path lacks for data-parallel attention and expert parallelism."""
+"""Computation that SGLang's CPU path lacks: for data-parallel attention, expert parallelism and seeded sampling."""
 
+from typing import Any
+
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -46,3 +49,29 @@ def adjust_config(original, model_config, load_config, tp_size):
 
 def seq_len_fill_value(self) -> int:
     return 1
+
+
+def murmur_hash32(original, seed, positions, col_indices):
+    """MurmurHash3 of (seed, low and high word; position; column) as upstream's Triton kernel (layers/utils/hash.py).
+
+    seed, positions: (n,). col_indices: (m,). Returns: (n, m), int64, below 2**32.
+    """
+    if seed.is_cuda:
+        return original(seed, positions, col_indices)
+    words = seed.to(torch.int64).numpy().astype(np.uint64)[:, None]
+    columns = col_indices.numpy().astype(np.uint64)[None, :]
+    hashed: Any = np.zeros((1, 1), np.uint64)
+    for block in (words & _WORD, words >> 32, positions.numpy().astype(np.uint64)[:, None] & _WORD, columns):
+        block = _rotated(block * 0xCC9E2D51 & _WORD, 15) * 0x1B873593 & _WORD
+        hashed = (_rotated(hashed ^ block, 13) * 5 + 0xE6546B64) & _WORD
+    hashed = hashed ^ 16  # bytes hashed
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        hashed = (hashed ^ hashed >> shift) * factor & _WORD
+    return torch.from_numpy((hashed ^ hashed >> 16).astype(np.int64))
+
+
+_WORD = np.uint64(0xFFFFFFFF)
+
+
+def _rotated(word, bits: int):
+    return (word << bits | word >> (32 - bits)) & _WORD

@@ -45,6 +45,13 @@ CPU_HOOKS = (
         "data-parallel attention copies with a Triton kernel",
     ),
     Hook(
+        "sglang.srt.layers.sampler.murmur_hash32",
+        _AROUND,
+        compute.murmur_hash32,
+        ("seed", "positions", "col_indices"),
+        "seeded sampling hashes with a Triton kernel",
+    ),
+    Hook(
         "sglang.srt.layers.attention.torch_native_backend.TorchNativeAttnBackend.get_cuda_graph_seq_len_fill_value",
         _REPLACE,
         compute.seq_len_fill_value,

@@ -1,0 +1,16 @@
+"""Sampling seeds: the same in every run, different for each sample, whatever the order of the prompts."""
+
+from rollout.verl_plugin.seeds import Seeds
+
+
+def drawn(order, base: int = 42) -> set[tuple[str, int]]:
+    seeds = Seeds(base)
+    return {(prompt, seeds.draw([ord(letter) for letter in prompt], step)) for step, prompt in order}
+
+
+def test_the_order_of_prompts_does_not_matter_and_no_seed_comes_twice():
+    order = [(step, prompt) for step in (1, 2) for prompt in ("ab", "ac", "ab", "ab")]
+    found = drawn(order)
+    assert found == drawn([order[i] for i in (2, 3, 1, 0, 7, 5, 4, 6)])
+    assert len({seed for _, seed in found}) == len(order)
+    assert not {seed for _, seed in drawn(order, base=43)} & {seed for _, seed in found}
