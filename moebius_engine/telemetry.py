@@ -141,7 +141,8 @@ def to_json_line(record: Record) -> str:
 
 def read_json_lines(path: Path, model: type[RecordT]) -> list[RecordT]:
     """The records of a file that `to_json_line` wrote. Raises ValueError naming file and line of a bad one."""
-    return list(_parse(path.read_text(encoding="utf-8").splitlines(), path, model))
+    with path.open(encoding="utf-8") as file:
+        return list(_parse(file, path, model))
 
 
 def _parse(lines: Iterable[str], path: Path, model: type[RecordT]) -> Iterable[RecordT]:
@@ -149,4 +150,11 @@ def _parse(lines: Iterable[str], path: Path, model: type[RecordT]) -> Iterable[R
         try:
             yield model.model_validate_json(line)
         except ValidationError as error:
-            raise ValueError(f"{path}, line {number}, is not a {model.__name__}: {error}") from error
+            raise ValueError(f"{path}, line {number}, is not a {model.__name__}: {_in_short(error)}") from error
+
+
+def _in_short(error: ValidationError) -> str:
+    """One line: the first faults, by field."""
+    faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}".removeprefix(": ") for fault in error.errors()]
+    more = f"; and {len(faults) - 3} more" if len(faults) > 3 else ""
+    return "; ".join(faults[:3]) + more

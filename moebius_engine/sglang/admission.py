@@ -89,6 +89,8 @@ def check_sampling(params: Any, prompt_tokens: int, limits: Limits) -> str | Non
         return message
     if "sampling_seed" in given and not limits.seeded:
         return "sampling_seed has no effect unless the engine is started with SwitchConfig(seeded=True)"
+    if given.get("min_p") and limits.seeded:  # upstream asserts, which ends the rank (sampler.py:488)
+        return f"sampling_params.min_p={given['min_p']} does not work with SwitchConfig(seeded=True): leave one of them"
     room = limits.context_tokens - prompt_tokens
     if given.get("max_new_tokens", 0) > room:
         return (

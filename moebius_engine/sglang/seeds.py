@@ -21,6 +21,10 @@ def from_schedule_batch(original, cls, batch, vocab_size):
     return made
 
 
+def multinomial_with_seed(original, logprobs, seed, positions):
+    return original(logprobs, seed, positions[: len(seed)])
+
+
 SEED_HOOKS = (
     Hook(
         "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch",
@@ -28,5 +32,12 @@ SEED_HOOKS = (
         from_schedule_batch,
         ("batch", "vocab_size"),
         "upstream heeds a request's seed only together with batch-invariant kernels, which are slow",
+    ),
+    Hook(
+        "sglang.srt.layers.sampler.multinomial_with_seed",
+        HookType.AROUND,
+        multinomial_with_seed,
+        ("logprobs", "seed", "positions"),
+        "data-parallel attention pads the positions to the largest rank's batch",
     ),
 )
