@@ -1,8 +1,8 @@
 """Two runs of the tiny training loop as one benchmark: with switching, and pinned to EP with the same seeds.
 
-    moebius-rollout train --tiny --out runs/train_switching
-    moebius-rollout train --tiny --policy ep --out runs/train_ep
-    python scripts/bench_grpo.py runs/train_switching runs/train_ep benchmarks/grpo_tiny.json
+moebius-rollout train --tiny --out runs/train_switching
+moebius-rollout train --tiny --policy ep --out runs/train_ep
+python scripts/bench_grpo.py runs/train_switching runs/train_ep benchmarks/grpo_tiny.json
 """
 
 import json

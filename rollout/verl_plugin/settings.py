@@ -64,7 +64,7 @@ def read(rollout: Any) -> Settings:
     switch = SwitchConfig(**ours)
     if switch.policy == "off":
         raise ValueError(
-            "rollout.engine_kwargs.moebius.policy='off' is stock SGLang: use rollout.name=sglang, or policy='ep' or 'tp'"
+            "engine_kwargs.moebius.policy='off' is stock SGLang: use rollout.name=sglang, or policy='ep' or 'tp'"
         )
     return Settings(ranks, switch, server_args)
 

@@ -145,6 +145,8 @@ def test_seeds_are_let_in_where_sglang_heeds_them():
     heeded = LIMITS._replace(seeded=True)
     assert sampling(heeded, sampling_seed=-(2**63)) is None
     assert "must lie between" in (sampling(heeded, sampling_seed=2**63) or "")
+    assert "min_p=0.1 does not work with SwitchConfig(seeded=True)" in (sampling(heeded, min_p=0.1) or "")
+    assert sampling(heeded, min_p=0.0) is None and sampling(min_p=0.1) is None
 
 
 def test_what_needs_a_tokenizer_is_refused_without_one():

@@ -1,0 +1,1 @@
+"""`moebius-rollout report`: reads step reports of several runs, compares them, and writes one page."""
