@@ -5,6 +5,7 @@ Every wait has a deadline: the engine's own (SwitchConfig.timeout_s), and timeou
 """
 
 import asyncio
+import itertools
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,6 +17,7 @@ from moebius_engine.config import SwitchConfig
 from moebius_engine.telemetry import StepReport, UpdateRecord
 from rollout.metrics import JsonLinesSink, Sink, WandbSink
 from rollout.phases import step_report
+from rollout.replay.dump import RequestDump
 
 Sampling = Mapping[str, Any]
 
@@ -41,13 +43,15 @@ class RolloutActor:
         switch: SwitchConfig | Mapping[str, Any] | None = None,
         server_args: Mapping[str, Any] | None = None,
         metrics_dir: str | Path | None = None,
+        dump_dir: str | Path | None = None,
         wandb: Mapping[str, Any] | None = None,
         engine_factory: Callable[..., Any] | None = None,
     ) -> None:
         """Starts the engine (about 25 s on CPU).
 
         switch: a SwitchConfig or its fields. server_args: further arguments of SGLang's engine. metrics_dir: where
-        `steps.jsonl` is appended to, one StepReport a line. wandb: arguments of `wandb.init` for a run of its own.
+        `steps.jsonl` is appended to, one StepReport a line. dump_dir: where the requests of each step are written, a
+        file a step, for `moebius-rollout replay`. wandb: arguments of `wandb.init` for a run of its own.
         engine_factory: called as SwitchingEngine, which it is by default. Raises ValueError for settings that do not
         fit, before any process starts.
         """
@@ -58,11 +62,13 @@ class RolloutActor:
             self._sinks.append(JsonLinesSink(Path(metrics_dir) / "steps.jsonl"))
         if wandb is not None:
             self._sinks.append(WandbSink(dict(wandb)))
+        self._dump = None if dump_dir is None else RequestDump(Path(dump_dir))
         # After the sinks: a folder or a wandb setting that does not work must not leave processes behind.
         self._engine = (engine_factory or _switching_engine())(
             model_path, ranks=ranks, switch=config, **(server_args or {})
         )
         self._live: Counter[str] = Counter()  # a duplicate id is the engine's to refuse, so an id can count twice
+        self._numbers = itertools.count()  # of the samples, as they are sent
         self._total = 0
         self._lengths: list[int] = []
         self._weight_version = 0
@@ -80,8 +86,8 @@ class RolloutActor:
         """n samples for each prompt, in the order of the prompts.
 
         prompts: token ids. sampling: SGLang's sampling parameters for all, or one mapping a sample; with one for all,
-        sample i gets `sampling_seed` + i if that is given (SGLang heeds seeds only with the server argument
-        enable_deterministic_inference, which needs a GPU's attention). request_ids: one a sample. Both lists have
+        sample i gets `sampling_seed` + i if that is given, which needs SwitchConfig(seeded=True).
+        request_ids: one a sample. Both lists have
         len(prompts) * n entries, the samples of a prompt side by side. timeout_s: when it has passed, what is
         unfinished is aborted and returned with the tokens it has.
 
@@ -123,7 +129,7 @@ class RolloutActor:
         return [samples[index : index + n] for index in range(0, count, n)]
 
     async def _sample(self, prompt: Sequence[int], sampling: Sampling, request_id: str) -> Sample:
-        version = self._weight_version
+        version, number = self._weight_version, next(self._numbers)
         self._live[request_id] += 1
         try:
             answer = await self._engine.async_generate(
@@ -140,6 +146,8 @@ class RolloutActor:
                 del self._live[request_id]
         meta = answer["meta_info"]
         self._lengths.append(len(answer["output_ids"]))
+        if self._dump is not None:
+            self._dump.write(number, request_id, prompt, answer["output_ids"], sampling, meta["finish_reason"])
         return Sample(
             request_id=request_id,
             output_ids=list(answer["output_ids"]),
@@ -169,10 +177,14 @@ class RolloutActor:
         await self._engine.async_begin_step(step, requests)
         self._total = self._live.total()
         self._lengths = []
+        if self._dump is not None:
+            self._dump.begin(step)
 
     async def end_step(self) -> StepReport:
         """Ends the step and reports it, also to the files and to wandb."""
         trace = await self._engine.async_end_step()
+        if self._dump is not None:
+            self._dump.end()
         report = step_report(trace, self._lengths, self._config.threshold, self._weight_update_s)
         self._weight_update_s = 0.0
         self._reports.append(report)
@@ -205,6 +217,8 @@ class RolloutActor:
         self._engine.shutdown()
         for sink in self._sinks:
             sink.close()
+        if self._dump is not None:
+            self._dump.end()
 
 
 def _switching_engine() -> Callable[..., Any]:

@@ -8,6 +8,9 @@ import typer
 
 from rollout.budget_cli import budget_command
 from rollout.recipe_cli import recipe_command
+from rollout.replay_cli import replay_command
+from rollout.report_cli import report_command
+from rollout.train_cli import train_command
 
 # Plain messages: an error is one line that begins with "Error:", also in a log.
 app = typer.Typer(
@@ -69,6 +72,9 @@ def verify(
 
 app.command("budget")(budget_command)
 app.command("recipe")(recipe_command)
+app.command("report")(report_command)
+app.command("train")(train_command)
+app.command("replay")(replay_command)
 
 
 def _bad_argument(message: str) -> NoReturn:

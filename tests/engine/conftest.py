@@ -17,7 +17,7 @@ def switching_engine(tiny_moe):
         engine = module.SwitchingEngine(
             tiny_moe,
             ranks=2,
-            switch=SwitchConfig(policy="ep", timeout_s=120, seeded=True),
+            switch=SwitchConfig(policy="ep", timeout_s=120),
             max_running_requests=32,
             chunked_prefill_size=128,
             max_total_tokens=4096,

@@ -1,6 +1,7 @@
 """RolloutActor in Ray over a real engine: every call that the rest of the service makes."""
 
 import time
+from typing import get_args
 
 import pytest
 import ray
@@ -8,6 +9,7 @@ from safetensors.torch import load_file
 
 from moebius_engine.telemetry import StepReport, read_json_lines
 from rollout.actor import remote_actor
+from rollout.replay.request import SamplingName
 
 WAIT_S = 240
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
@@ -28,7 +30,7 @@ def actor(tiny_moe, metrics_dir):
     handle = remote_actor(num_cpus=1).remote(
         tiny_moe,
         ranks=2,
-        switch={"policy": "rollout", "threshold": THRESHOLD, "timeout_s": 120},
+        switch={"policy": "rollout", "threshold": THRESHOLD, "timeout_s": 120, "seeded": True},
         server_args={"skip_tokenizer_init": True, "random_seed": 0, "max_total_tokens": 8192, "context_length": 2048},
         metrics_dir=str(metrics_dir),
     )
@@ -75,6 +77,23 @@ def test_a_step_switches_and_is_reported(actor, metrics_dir):
     assert report.inflight[-1][1] == 0
     assert get(actor.report.remote())[-1] == report
     assert read_json_lines(metrics_dir / "steps.jsonl", StepReport)[-1] == report
+
+
+def test_samples_of_a_seed_are_those_of_a_run_that_did_not_switch(actor):
+    """Drawn at temperature 1, each sample by its own seed: in one step across a switch, in the other in TP alone."""
+    drawn = [
+        {"temperature": 1.0, "ignore_eos": True, "max_new_tokens": length, "sampling_seed": row}
+        for row, length in enumerate(LENGTHS)
+    ]
+    steps = []
+    for number, requests in enumerate((12, 4)):  # a step of fewer requests than the threshold begins in TP
+        get(actor.begin_step.remote(number, requests=requests))
+        batch = get(actor.generate_batch.remote([PROMPTS[0]] * 12, sampling=drawn))
+        report = get(actor.end_step.remote())
+        steps.append(([sample.output_ids for (sample,) in batch], report.switches))
+    (switched, switches), (plain, _) = steps
+    assert switches == 1 and switched == plain
+    assert len({tuple(tokens[:8]) for tokens in plain}) == 12
 
 
 def test_samples_of_a_prompt_stand_together(actor):
@@ -162,3 +181,28 @@ def test_a_bad_weight_update_is_an_error_with_the_name(actor, tiny_moe):
     weights["model.layers.0.mlp.experts.0.up_proj.weight"] = weights.pop("model.layers.0.mlp.experts.0.up.weight")
     get(actor.update_weights.remote(list(weights.items())))
     assert get(actor.health.remote())["weights_valid"]
+
+
+def test_every_sampling_parameter_that_a_dump_keeps_is_let_in(actor):
+    sampling = {name: 4 if name == "top_k" else 0.5 for name in get_args(SamplingName)}
+    ((sample,),) = get(
+        actor.generate_batch.remote([[1, 2, 3]], sampling={**sampling, "max_new_tokens": 3, "ignore_eos": True})
+    )
+    assert (len(sample.output_ids), sample.finish_reason["type"]) == (3, "length")
+
+
+def test_an_aborted_response_goes_on_from_its_tokens(actor):
+    """What docs/other_loops.md says of partial rollouts: prompt and tokens so far are sent as the new prompt."""
+    prompt, total = [1, 2, 3], 400
+    ((whole,),) = get(actor.generate_batch.remote([prompt], sampling=lengths([total])))
+    running = actor.generate_batch.remote([prompt, [7, 8]], sampling=lengths([total, 40]), request_ids=["cut", "short"])
+    wait_until_inflight(actor, 2)
+    wait_until_inflight(actor, 1)  # the short one has ended, so the other has tokens
+    assert get(actor.abort.remote(["cut"])) == ["cut"]
+    (cut,), _ = get(running)
+    assert cut.finish_reason["type"] == "abort" and 0 < len(cut.output_ids) < total
+    ((rest,),) = get(
+        actor.generate_batch.remote([prompt + cut.output_ids], sampling=lengths([total - len(cut.output_ids)]))
+    )
+    assert cut.output_ids + rest.output_ids == whole.output_ids
+    assert cut.logprobs + rest.logprobs == pytest.approx(whole.logprobs, abs=1e-4)

@@ -35,6 +35,7 @@ BAD_PARAMS = [
     ({"repetition_penalty": 1e-40}, ["repetition_penalty", "1e-40"]),
     ({"logit_bias": {"600": 1.0}}, ["logit_bias", "600", "512"]),
     ({"logit_bias": {"5": 1e39}}, ["logit_bias", "1e+39"]),
+    ({"sampling_seed": 1}, ["sampling_seed", "seeded=True"]),
     ({"stop_token_ids": [512]}, ["stop_token_ids[0]=512", "512"]),
     ({"stop_regex": "(a"}, ["stop_regex", "(a"]),
     ({"stop": 5}, ["stop=5"]),

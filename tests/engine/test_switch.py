@@ -28,19 +28,6 @@ def test_tokens_and_logprobs_survive_switches_in_mid_decode(engine, checked):
     assert all(record.kv_bytes > 0 and record.weight_bytes > 0 for record in run.records)
 
 
-def test_samples_of_a_seed_survive_switches(engine):
-    """Each sample of a prompt is another one, and the same in either run, whatever it is decoded with."""
-    drawn = {"temperature": 1.0, "ignore_eos": True, "max_new_tokens": 48}
-    sampling = [{**drawn, "sampling_seed": seed} for seed in range(6)]
-    request = {"input_ids": [prompts(1)[0]] * 6, "sampling_params": sampling}
-    expected = [answer["output_ids"] for answer in engine.generate(**request)]
-    assert len({tuple(tokens) for tokens in expected}) == 6
-    assert engine.generate(input_ids=prompts(1)[0], sampling_params=sampling[4])["output_ids"] == expected[4]
-    assert switched_run(engine, THERE_AND_BACK, **request).tokens == expected
-    without = engine.generate(input_ids=[prompts(1)[0]] * 3, sampling_params=drawn)
-    assert len({tuple(answer["output_ids"]) for answer in without}) == 3, "without a seed they differ as well"
-
-
 @pytest.mark.parametrize("fault", ["kv", "weights"])
 def test_the_comparison_sees_a_broken_switch(engine, checked, fault):
     request, expected = checked

@@ -1,0 +1,1 @@
+"""A step's requests written down, and run again."""

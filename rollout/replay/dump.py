@@ -1,0 +1,59 @@
+"""Writes the requests of each rollout step to a file of its own."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from moebius_engine.telemetry import to_json_line
+from rollout.replay.request import VERSION, RecordedRequest, distribution
+
+
+class RequestDump:
+    """`step_<number>.jsonl` in a folder, one RecordedRequest a line, in the order in which they ended.
+
+    A line is in the file when `write` returns. A step that is begun again, as after a restart, is written anew.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._step = 0
+        self._file: IO[str] | None = None
+
+    def begin(self, step: int) -> None:
+        self.end()
+        self._step = step
+        self._file = (self._folder / f"step_{step}.jsonl").open("w", encoding="utf-8")
+
+    def write(
+        self,
+        number: int,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        output_ids: Sequence[int],
+        sampling: Mapping[str, Any],
+        finish_reason: Mapping[str, Any],
+    ) -> None:
+        """Records a response; the arguments are RecordedRequest's, in SGLang's form.
+
+        Left out: what ends between two steps, and a bad row (status 400), which was never work.
+        """
+        if self._file is None or finish_reason.get("status_code") == 400:
+            return
+        request = RecordedRequest(
+            version=VERSION,
+            step=self._step,
+            number=number,
+            request_id=request_id,
+            prompt_ids=tuple(prompt_ids),
+            output_ids=tuple(output_ids),
+            sampling=distribution(sampling),
+            finish_reason=finish_reason["type"],
+        )
+        self._file.write(to_json_line(request))
+        self._file.flush()
+
+    def end(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None

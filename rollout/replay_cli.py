@@ -1,0 +1,80 @@
+"""`moebius-rollout replay`: a recorded step again, in another layout or with another threshold."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+POLICIES = ("rollout", "ep", "tp")
+
+
+def replay_command(
+    file: Annotated[Path, typer.Argument(help="A step_N.jsonl of RolloutActor's dump_dir.")],
+    model: Annotated[str, typer.Option(help="Folder of the checkpoint.")],
+    ranks: Annotated[int, typer.Option(help="P: processes that hold the model.")] = 2,
+    policy: Annotated[str, typer.Option(help=f"One of {', '.join(POLICIES)}.")] = "rollout",
+    threshold: Annotated[int, typer.Option(help="T_h, in requests.")] = 256,
+    lengths_only: Annotated[bool, typer.Option("--lengths-only", help="Random prompts of the same lengths.")] = False,
+    changes: Annotated[list[str] | None, typer.Option("--set", help="argument=value of SGLang's server.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder whose steps.jsonl the reports are appended to.")] = None,
+    timeout_s: Annotated[float, typer.Option(help="Deadline of one step, in seconds.")] = 3600.0,
+) -> None:
+    """Run recorded requests again with the recorded response lengths, and report each step in a line.
+
+    Exit code 1 if a response has another length, 2 for a file or an argument that does not fit.
+    """
+    if policy not in POLICIES:
+        _fail(2, f"policy={policy!r} is unknown: use one of {list(POLICIES)}")
+    if not file.is_file():
+        _fail(2, f"{file} is not a file")
+    if timeout_s <= 0:
+        _fail(2, f"timeout_s must be above 0 seconds, got {timeout_s}")
+    if out is not None and out.exists() and not out.is_dir():
+        _fail(2, f"out must be a folder, and {out} is a file; name another")
+    from moebius_engine.config import SwitchConfig
+    from moebius_engine.layout.shape import check_ranks
+    from moebius_engine.sglang import arguments
+    from rollout.metrics import console_line
+    from rollout.replay.run import WrongLength, replay, started_actor
+    from rollout.replay.workload import read_workloads
+
+    try:
+        server_args = dict(map(_server_argument, changes or []))
+        switch = SwitchConfig(policy=policy, threshold=threshold)  # type: ignore[arg-type]  # checked above
+        shape = _shape(model)
+        check_ranks(shape, ranks)
+        arguments.check(ranks, server_args)
+        arguments.check_machine(ranks)
+        workloads = read_workloads(file, shape.vocab_size, lengths_only)
+    except (ValueError, OSError) as error:
+        _fail(2, " ".join(str(error).split()))
+    try:
+        with started_actor(model, ranks, switch, server_args, out) as (actor, runner):
+            runner.run(replay(actor, workloads, timeout_s, lambda report: typer.echo(console_line(report))))
+    except WrongLength as error:
+        _fail(1, str(error))
+
+
+def _shape(model: str) -> Any:
+    from transformers import AutoConfig
+
+    from moebius_engine.layout.shape import ModelShape
+
+    return ModelShape.from_hf_config(AutoConfig.from_pretrained(model).to_dict())
+
+
+def _server_argument(change: str) -> tuple[str, Any]:
+    """max_running_requests=64 as ("max_running_requests", 64); a value that is not JSON is text."""
+    name, equals, value = change.partition("=")
+    if not (name and equals):
+        raise ValueError(f"--set {change!r}: give argument=value")
+    try:
+        return name, json.loads(value)
+    except json.JSONDecodeError:
+        return name, value
+
+
+def _fail(code: int, message: str) -> NoReturn:
+    typer.echo(f"Error: {message}", err=True)
+    raise typer.Exit(code)
