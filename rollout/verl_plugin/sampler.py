@@ -6,6 +6,7 @@ import ray
 from omegaconf import DictConfig
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
+from rollout.verl_plugin.curves import log_curves
 from rollout.verl_plugin.metrics import merge
 from rollout.verl_plugin.servers import servers
 
@@ -22,7 +23,7 @@ class StepSampler(ReplayBuffer):
         batch, metrics = super().sample(global_steps=global_steps, partition_id=partition_id, batch_size=batch_size)
         training = partition_id == "train"
         _ask("end_step", keep=training)
-        return batch, metrics | (step_metrics() if training else {})
+        return batch, metrics | (step_metrics(global_steps) if training else {})
 
 
 class StepSamplerAsync(ReplayBufferAsync):
@@ -34,12 +35,14 @@ class StepSamplerAsync(ReplayBufferAsync):
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict]:
         batch, metrics = super().sample(global_steps=global_steps, partition_id=partition_id, batch_size=batch_size)
-        return batch, metrics | (step_metrics() if partition_id == "train" else {})
+        return batch, metrics | (step_metrics(global_steps) if partition_id == "train" else {})
 
 
-def step_metrics() -> dict[str, float]:
-    """Metrics of the rollout steps that have ended since the last call."""
-    return merge(_ask("take_reports"))
+def step_metrics(step: int) -> dict[str, float]:
+    """Metrics of the rollout steps that have ended since the last call, for the trainer's step line of `step`."""
+    results = _ask("take_reports")
+    log_curves(results, step)
+    return merge(results)
 
 
 def _ask(method: str, **arguments: Any) -> list[Any]:

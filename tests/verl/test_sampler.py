@@ -36,7 +36,7 @@ def test_the_sampler_is_set_up_as_verls_own(mode, overrides):
 
 def test_no_server_no_metrics(monkeypatch):
     monkeypatch.setattr(sampler, "servers", [])
-    assert sampler.step_metrics() == {}
+    assert sampler.step_metrics(1) == {}
 
 
 @pytest.mark.parametrize(
