@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -9,10 +10,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
+from moebius_engine.sglang.admission import Limits, check_sampling
 from moebius_engine.telemetry import StepReport, read_json_lines, to_json_line
 from rollout.actor import RolloutActor
 from rollout.cli import app
-from rollout.replay.request import VERSION, RecordedRequest
+from rollout.replay.request import VERSION, RecordedRequest, SamplingName
 from rollout.replay.run import WrongLength, replay
 from rollout.replay.workload import dummy_prompts, read_workloads
 from tests.unit.test_cli import StandInEngine, StopsEarly
@@ -68,6 +70,12 @@ def test_what_is_written_is_read(written, tmp_path_factory):
 
 def test_every_field_is_described():
     assert all(field.description for field in RecordedRequest.model_fields.values())
+
+
+def test_every_recorded_sampling_parameter_is_one_of_sglangs():
+    sampling = {name: 4 if name == "top_k" else 0.5 for name in get_args(SamplingName)}
+    limits = Limits(vocab_size=VOCAB, prompt_tokens=10, context_tokens=20)
+    assert check_sampling({**sampling, "max_new_tokens": 3, "ignore_eos": True}, 5, limits) is None
 
 
 @pytest.mark.parametrize(
