@@ -1,6 +1,7 @@
 """In-flight curves in wandb, in a real offline run."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,11 @@ def test_a_line_for_each_replica_and_step_beside_verls_own_metrics(run):
     log_curves([([report(4.0)], []), ([report(6.0)], [])], step=1)
     run.log({"timing_s/step": 9.0}, step=1)  # as verl's Tracking does
     run.finish()
-    (file,) = Path(run.dir).rglob("*.table.json")
+    deadline = time.monotonic() + 60  # wandb's own process writes it
+    while not (files := list(Path(run.dir).rglob("*.table.json"))):
+        assert time.monotonic() < deadline, f"no table in {run.dir}"
+        time.sleep(0.1)
+    (file,) = files
     lines: dict[str, list[tuple[float, int]]] = {}
     for seconds, name, count in json.loads(file.read_text(encoding="utf-8"))["data"]:
         lines.setdefault(name, []).append((seconds, count))
