@@ -22,6 +22,7 @@ from moebius_engine.memory.budget import (
     tokens_that_fit,
 )
 from moebius_engine.memory.presets import PRESETS
+from rollout.failure import fail
 
 _COLUMNS: tuple[Column, ...] = ("both", "ep", "tp")
 _WEIGHTS = ("experts", "spare expert slot", "attention", "embedding", "norms, router, head")
@@ -67,8 +68,7 @@ def budget_command(
     try:
         made = answer(question)
     except ValueError as error:
-        typer.echo(f"Error: {error}", err=True)
-        raise typer.Exit(2) from error
+        fail(str(error))
     if as_json:
         typer.echo(json.dumps(to_json(made)))
     else:

@@ -2,11 +2,12 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
 from rollout.budget_cli import budget_command
+from rollout.failure import fail
 from rollout.recipe_cli import recipe_command
 from rollout.replay_cli import replay_command
 from rollout.report_cli import report_command
@@ -40,7 +41,7 @@ def demo(
     try:
         settings = DemoSettings(ranks=ranks, problems=problems, samples=samples, seed=seed, out=out)
     except ValueError as error:
-        _bad_argument(str(error))
+        fail(str(error))
     raise typer.Exit(run_demo(settings, Console()))
 
 
@@ -55,16 +56,16 @@ def verify(
     Ends with one line of JSON. Exit code 1 on any difference.
     """
     if switches < 1:
-        _bad_argument(f"switches must be at least 1, got {switches}")
+        fail(f"switches must be at least 1, got {switches}")
     if ranks < 2:
-        _bad_argument(f"ranks must be at least 2, got {ranks}; with one there is nothing to switch")
+        fail(f"ranks must be at least 2, got {ranks}; with one there is nothing to switch")
     from moebius_engine.sglang.arguments import check_machine
     from rollout.verify import run
 
     try:
         check_machine(ranks, share_gpu)
     except ValueError as error:
-        _bad_argument(str(error))
+        fail(str(error))
     result = run(switches=switches, ranks=ranks, share_gpu=share_gpu)
     typer.echo(json.dumps(result))
     raise typer.Exit(0 if result["ok"] else 1)
@@ -75,11 +76,6 @@ app.command("recipe")(recipe_command)
 app.command("report")(report_command)
 app.command("train")(train_command)
 app.command("replay")(replay_command)
-
-
-def _bad_argument(message: str) -> NoReturn:
-    typer.echo(f"Error: {message}", err=True)
-    raise typer.Exit(2)
 
 
 if __name__ == "__main__":

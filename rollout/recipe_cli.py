@@ -2,9 +2,11 @@
 
 import subprocess
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
+
+from rollout.failure import fail
 
 
 def recipe_command(
@@ -22,9 +24,9 @@ def recipe_command(
     Exit code 2 for an unknown recipe, model or key; that of verl's trainer with --run.
     """
     if not (show or prepare or run):
-        _bad_argument("nothing to do: give --print, --prepare or --run")
+        fail("nothing to do: give --print, --prepare or --run")
     if sample and not prepare:
-        _bad_argument("--sample says what to prepare: give --prepare too")
+        fail("--sample says what to prepare: give --prepare too")
     from recipes.prepare import prepare as write
     from recipes.recipe import load_model, overrides
     from rollout.training import command, compose
@@ -40,14 +42,9 @@ def recipe_command(
             counts = write(name, folder, sample)
             typer.echo(f"wrote {folder}: {counts['train']} rows to train on, {counts['val']} to validate")
     except (ValueError, ModuleNotFoundError) as error:
-        _bad_argument(str(error))
+        fail(str(error))
     if not run:
         return
     if not (folder / "train.parquet").exists():
-        _bad_argument(f"{folder}/train.parquet is not there: run this recipe with --prepare first")
+        fail(f"{folder}/train.parquet is not there: run this recipe with --prepare first")
     raise typer.Exit(subprocess.run(command(trainer, arguments)).returncode)
-
-
-def _bad_argument(message: str) -> NoReturn:
-    typer.echo(f"Error: {message}", err=True)
-    raise typer.Exit(2)

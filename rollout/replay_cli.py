@@ -2,9 +2,11 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
+
+from rollout.failure import fail
 
 POLICIES = ("rollout", "ep", "tp")
 
@@ -25,13 +27,13 @@ def replay_command(
     Exit code 1 if a response has another length, 2 for a file or an argument that does not fit.
     """
     if policy not in POLICIES:
-        _fail(2, f"policy={policy!r} is unknown: use one of {list(POLICIES)}")
+        fail(f"policy={policy!r} is unknown: use one of {list(POLICIES)}")
     if not file.is_file():
-        _fail(2, f"{file} is not a file")
+        fail(f"{file} is not a file")
     if timeout_s <= 0:
-        _fail(2, f"timeout_s must be above 0 seconds, got {timeout_s}")
+        fail(f"timeout_s must be above 0 seconds, got {timeout_s}")
     if out is not None and out.exists() and not out.is_dir():
-        _fail(2, f"out must be a folder, and {out} is a file; name another")
+        fail(f"out must be a folder, and {out} is a file; name another")
     from moebius_engine.config import SwitchConfig
     from moebius_engine.layout.shape import check_ranks
     from moebius_engine.sglang import arguments
@@ -48,12 +50,12 @@ def replay_command(
         arguments.check_machine(ranks)
         workloads = read_workloads(file, shape.vocab_size, lengths_only)
     except (ValueError, OSError) as error:
-        _fail(2, " ".join(str(error).split()))
+        fail(" ".join(str(error).split()))
     try:
         with started_actor(model, ranks, switch, server_args, out) as (actor, runner):
             runner.run(replay(actor, workloads, timeout_s, lambda report: typer.echo(console_line(report))))
     except WrongLength as error:
-        _fail(1, str(error))
+        fail(str(error), code=1)
 
 
 def _shape(model: str) -> Any:
@@ -73,8 +75,3 @@ def _server_argument(change: str) -> tuple[str, Any]:
         return name, json.loads(value)
     except json.JSONDecodeError:
         return name, value
-
-
-def _fail(code: int, message: str) -> NoReturn:
-    typer.echo(f"Error: {message}", err=True)
-    raise typer.Exit(code)

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from rollout.failure import fail
+
 
 def report_command(
     runs: Annotated[
@@ -29,8 +31,7 @@ def report_command(
             raise ValueError(f"out={out} is a folder; name a file")
         found = read_runs(runs)
     except ValueError as error:
-        typer.echo(f"Error: {error}", err=True)
-        raise typer.Exit(2) from error
+        fail(str(error))
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(render(found), encoding="utf-8")
     for line in (*headlines(found), *gaps(found), f"Written: {out}"):

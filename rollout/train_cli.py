@@ -6,9 +6,11 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
+
+from rollout.failure import fail
 
 RECIPE = "tiny_arithmetic"
 COLUMNS = {
@@ -36,18 +38,17 @@ def train_command(
     from moebius_engine.config import SwitchConfig
 
     if not tiny:
-        _bad_argument("only --tiny runs here; moebius-rollout recipe NAME --run trains the other models")
+        fail("only --tiny runs here; moebius-rollout recipe NAME --run trains the other models")
     if steps < 1:
-        _bad_argument(f"steps must be at least 1, got {steps}")
+        fail(f"steps must be at least 1, got {steps}")
     try:
         SwitchConfig(policy=policy)  # type: ignore[arg-type]
     except ValueError as error:
-        _bad_argument(str(error))
+        fail(str(error))
     rows = run(steps, policy, out, timeout_s)
     (out / "steps.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     if len(rows) != steps:
-        typer.echo(f"Error: {len(rows)} of {steps} steps ended; the end of {out}/log.txt says why", err=True)
-        raise typer.Exit(1)
+        fail(f"{len(rows)} of {steps} steps ended; the end of {out}/log.txt says why", code=1)
     typer.echo(f"wrote {out}/steps.json")
 
 
@@ -104,8 +105,3 @@ def _steps(trainer: subprocess.Popen, lines: Path, deadline: float) -> Iterator[
                 yield {"step": found["step"], **{name: data[key] for name, key in COLUMNS.items()}}
         seen = len(complete)
         time.sleep(0.5 if running else 0)
-
-
-def _bad_argument(message: str) -> NoReturn:
-    typer.echo(f"Error: {message}", err=True)
-    raise typer.Exit(2)

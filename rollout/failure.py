@@ -1,0 +1,12 @@
+"""How a command of `moebius-rollout` ends when it cannot go on: one line that begins with "Error:", also in a log."""
+
+from typing import NoReturn
+
+import typer
+
+BAD_ARGUMENT = 2  # exit code
+
+
+def fail(message: str, code: int = BAD_ARGUMENT) -> NoReturn:
+    typer.echo(f"Error: {message}", err=True)
+    raise typer.Exit(code)
