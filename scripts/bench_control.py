@@ -74,7 +74,7 @@ def _round_trip(rank: int, ranks: int, count: int) -> dict[str, float]:
     given = handover.gather(roster, 0.5, None, group)
     places = placement.plan_places(given.held[0], 1)
     occupied = kv_rows.occupy(tp, places, 1)
-    row_moves.to_tp(ep, places, occupied, rank, ranks)
+    row_moves.to_tp(ep, row_moves.by_ep_rank(places, ranks), occupied, rank)
     _land(Landing(tp, places, occupied, []))
     _decoding_batch(_scheduler(tp), given.roster.running)
     to_tp = time.perf_counter() - began

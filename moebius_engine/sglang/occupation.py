@@ -29,7 +29,7 @@ class Occupation:
 
     def refusal(self, tags: Collection[str]) -> str:
         """Why release(tags) is not possible now; empty if it is. The same on all ranks."""
-        memory, inflight = self._s.tp_worker.arena.memory, self._s.inbox.inflight()
+        memory, inflight = self._s.tp_worker.arena.memory, self._s.requests_on_all_ranks()
         if inflight:
             return f"{inflight} requests are in flight: finish or abort them before {list(tags)} can be released"
         if memory is not None and not memory.can_sleep:

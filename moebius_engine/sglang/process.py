@@ -1,6 +1,6 @@
 """Entry points of SGLang's processes: a rank's scheduler, and the controller that shares out requests to the ranks."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from sglang.srt.entrypoints import engine
@@ -20,25 +20,27 @@ def run_scheduler(
 
     tp_server_args: the TP layout's arguments. server_args: EP's; from it on, run_scheduler_process's own arguments.
     """
-    if config.share_gpu:
-        gpu_id = server_args.base_gpu_id
     load_plugins()
     # Imported after the plug-ins, which may replace classes that these modules subclass.
     from moebius_engine.sglang.table import switching_hooks
 
-    hooks.apply((*switching_hooks(tp_server_args, config), *_chosen(config, server_args)))
-    run_scheduler_process(server_args, port_args, gpu_id, *args)
+    _run(switching_hooks(tp_server_args, config), config, server_args, port_args, gpu_id, *args)
 
 
 def run_static_scheduler(config: SwitchConfig, server_args: ServerArgs, port_args, gpu_id: int, *args) -> None:
     """Run SGLang's own scheduler process, which also answers the commands that only look (commands.STATIC_COMMANDS)."""
-    if config.share_gpu:
-        gpu_id = server_args.base_gpu_id
     load_plugins()
     from moebius_engine.sglang.table import STATIC_HOOKS
 
-    hooks.apply((*STATIC_HOOKS, *_chosen(config, server_args)))
-    run_scheduler_process(server_args, port_args, gpu_id, *args)
+    _run(STATIC_HOOKS, config, server_args, port_args, gpu_id, *args)
+
+
+def _run(
+    own: Sequence[hooks.Hook], config: SwitchConfig, server_args: ServerArgs, port_args, gpu_id: int, *args
+) -> None:
+    """Run SGLang's scheduler process with the hooks of this kind of engine and those of what the user has asked for."""
+    hooks.apply((*own, *_chosen(config, server_args)))
+    run_scheduler_process(server_args, port_args, server_args.base_gpu_id if config.share_gpu else gpu_id, *args)
 
 
 def _chosen(config: SwitchConfig, server_args: ServerArgs) -> list[hooks.Hook]:

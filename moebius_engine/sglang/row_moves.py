@@ -12,13 +12,17 @@ from moebius_engine.sglang.layout_state import LayoutState
 from moebius_engine.sglang.placement import Place
 
 
-def to_tp(source: LayoutState, places: Sequence[Place], occupied: Occupied, rank: int, ranks: int) -> list[RowMove]:
-    """KV rows that each EP rank sends. source: EP's state of this rank. places, occupied: the union's, in TP."""
-    owned = [[place for place in places if place.source == owner] for owner in range(ranks)]
-    tokens = [sum(place.moved for place in part) for part in owned]
-    tp_rows = occupied.moved([place for part in owned for place in part]).split(tokens)
-    mine = kv_rows.moved_rows(source, owned[rank])
-    return [RowMove(owner, tokens[owner], mine if owner == rank else None, tp_rows[owner]) for owner in range(ranks)]
+def by_ep_rank(places: Sequence[Place], ranks: int) -> list[list[Place]]:
+    """The places in TP by the EP rank that their KV comes from."""
+    return [[place for place in places if place.source == owner] for owner in range(ranks)]
+
+
+def to_tp(source: LayoutState, places: Sequence[Sequence[Place]], occupied: Occupied, rank: int) -> list[RowMove]:
+    """KV rows that each EP rank sends. source: EP's state of this rank. places: by EP rank. occupied: the union's."""
+    tokens = [sum(place.moved for place in part) for part in places]
+    tp_rows = occupied.moved([place for part in places for place in part]).split(tokens)
+    mine = kv_rows.moved_rows(source, places[rank])
+    return [RowMove(owner, tokens[owner], mine if owner == rank else None, rows) for owner, rows in enumerate(tp_rows)]
 
 
 def to_ep(

@@ -247,23 +247,24 @@ class SwitchingScheduler(Scheduler):
             retract(self, read_roster(self).held)
 
     def update_weights_from_tensor(self, recv_req: UpdateWeightsFromTensorReqInput):
-        if recv_req.flush_cache and not self._nothing_in_flight():
+        if recv_req.flush_cache and (requests := self.requests_on_all_ranks()):
             return UpdateWeightsFromTensorReqOutput(
                 False,
-                f"flush_cache=True needs an idle engine, {self.inbox.inflight()} requests are in flight: "
+                f"flush_cache=True needs an idle engine, {requests} requests are in flight: "
                 "abort them, or pass flush_cache=False; nothing was written",
             )
         settle(self)  # a batch of finished requests would keep the cache from being flushed
         return super().update_weights_from_tensor(recv_req)
 
-    def _nothing_in_flight(self) -> bool:
-        """Whether no rank has a request. From the headers, so that all ranks answer the same."""
-        admitting = not self._closed  # else this step's requests have been refused by now
-        return not any(header.inflight or (admitting and header.work) for header in self.inbox.headers)
+    def requests_on_all_ranks(self) -> int:
+        """Requests in flight, those of this step included. From the headers, so that all ranks answer the same."""
+        # While generation is refused, this step's have been refused by now.
+        arriving = 0 if self._closed else sum(header.work for header in self.inbox.headers)
+        return self.inbox.inflight() + arriving
 
     def _before_weights_are_written(self) -> None:
         """A full update replaces every weight: with nothing in flight, load it into EP, moving nothing."""
-        if self.layout == Layout.TP and self.tp_worker.weights.complete and self._nothing_in_flight():
+        if self.layout == Layout.TP and self.tp_worker.weights.complete and not self.requests_on_all_ranks():
             self.switch(Layout.EP, "step", with_weights=False)
 
     def release_memory_occupation(self, recv_req: ReleaseMemoryOccupationReqInput):

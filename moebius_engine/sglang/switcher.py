@@ -151,7 +151,7 @@ class Switcher:
             )
         if target == Layout.TP:
             plan.occupied = kv_rows.occupy(destination, own, page)
-            plan.moves = row_moves.to_tp(source, own, plan.occupied, self._rank, self._ranks)
+            plan.moves = row_moves.to_tp(source, self._by_ep_rank(plan), plan.occupied, self._rank)
         else:
             new_rows = [kv_rows.moved_elsewhere(destination, part, page) for part in places]
             plan.occupied = kv_rows.occupy(destination, own, page)
@@ -223,7 +223,7 @@ class Switcher:
     def _by_ep_rank(self, plan: Plan) -> list[list[Place]]:
         if plan.target == Layout.EP:
             return plan.places
-        return [[place for place in plan.places[0] if place.source == rank] for rank in range(self._ranks)]
+        return row_moves.by_ep_rank(plan.places[0], self._ranks)
 
     def _whole_moves(self, plan: Plan) -> list[RowMove]:
         """Every KV row of every placed request, from where the switch has put it to where it was."""

@@ -8,13 +8,11 @@ from moebius_engine.config import SwitchConfig
 @pytest.fixture(scope="session")
 def switching_engine(tiny_moe):
     """Two ranks, pinned to EP so that tests switch by hand; small limits, so that queues and chunks occur."""
-    from moebius_engine import engine as module
-    from tests.engine import faults
+    from moebius_engine.engine import SwitchingEngine
+    from tests.engine.faults import faulty_schedulers
 
-    original = module.run_scheduler
-    module.run_scheduler = faults.run_scheduler_with_faults
-    try:
-        engine = module.SwitchingEngine(
+    with faulty_schedulers():
+        engine = SwitchingEngine(
             tiny_moe,
             ranks=2,
             switch=SwitchConfig(policy="ep", timeout_s=120),
@@ -23,8 +21,6 @@ def switching_engine(tiny_moe):
             max_total_tokens=4096,
             context_length=2048,
         )
-    finally:
-        module.run_scheduler = original
     yield engine
     engine.shutdown()
 

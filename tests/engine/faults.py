@@ -2,6 +2,8 @@
 tensors and its allocations."""
 
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -26,6 +28,19 @@ def run_scheduler_with_faults(*args) -> None:
 
     switcher.Switcher.run = counting
     process.run_scheduler(*args)
+
+
+@contextmanager
+def faulty_schedulers() -> Iterator[None]:
+    """Engines that start within it take the commands above."""
+    from moebius_engine import engine  # not at the head: the ranks import this module, and do not need it
+
+    original = engine.run_scheduler
+    engine.run_scheduler = run_scheduler_with_faults
+    try:
+        yield
+    finally:
+        engine.run_scheduler = original
 
 
 def _break_next_switch(scheduler, fault: str) -> dict:

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from safetensors.torch import load_file
 
-from tests.engine.inflight import GREEDY, prompts, wait_for_steps
+from tests.engine.inflight import GREEDY, prompts, stopped_schedulers, wait_for_steps
 
 REQUEST = {"input_ids": prompts(4), "sampling_params": GREEDY | {"max_new_tokens": 12}, "return_logprob": True}
 
@@ -61,6 +61,21 @@ def test_under_requests_nothing_is_released(engine):
         return await task
 
     assert all(len(answer["output_ids"]) == 48 for answer in engine._run(go()))
+
+
+def test_requests_of_the_same_step_count(engine):
+    """A rank takes them in before it comes to the release: nothing may be released under them."""
+
+    async def go() -> list[dict]:
+        with stopped_schedulers():  # what is sent meanwhile reaches a rank in one step
+            task = asyncio.ensure_future(engine.async_generate(**REQUEST))
+            release = asyncio.ensure_future(engine.async_release_memory_occupation())
+            await asyncio.sleep(1)
+        with pytest.raises(RuntimeError, match="requests are in flight"):
+            await release
+        return await task
+
+    assert all(len(answer["output_ids"]) == 12 for answer in engine._run(go()))
 
 
 def test_an_unknown_tag(engine):

@@ -21,14 +21,12 @@ REQUEST = {"input_ids": prompts(STREAMS), "sampling_params": GREEDY | {"max_new_
 
 @pytest.fixture(scope="module")
 def engine(tiny_moe):
-    from moebius_engine import engine as module
-    from tests.engine import faults
+    from moebius_engine.engine import SwitchingEngine
+    from tests.engine.faults import faulty_schedulers
 
     os.environ["TRITON_F32_DEFAULT"] = "ieee"
-    original = module.run_scheduler
-    module.run_scheduler = faults.run_scheduler_with_faults
-    try:
-        made = module.SwitchingEngine(
+    with faulty_schedulers():
+        made = SwitchingEngine(
             tiny_moe,
             ranks=2,
             switch=SwitchConfig(policy="ep", share_gpu=True, transfer="direct", timeout_s=120),
@@ -44,8 +42,6 @@ def engine(tiny_moe):
             max_total_tokens=1 << 20,
             mem_fraction_static=0.5,
         )
-    finally:
-        module.run_scheduler = original
     yield made
     made.shutdown()
 
