@@ -12,7 +12,7 @@ from rollout.replay.request import RecordedRequest
 from rollout.replay.run import replay
 from rollout.replay.workload import read_workloads
 
-LENGTHS = [4] * 8 + [16, 24, 40, 56]
+LENGTHS = [16] * 8 + [40, 48, 56, 64]  # the ranks tell each other only every few steps: a shorter burst goes unseen
 PROMPTS = [[20 + row, *range(30, 40)] for row in range(6)]
 SAMPLING = [{"temperature": 0.0, "ignore_eos": True, "max_new_tokens": length} for length in LENGTHS]
 

@@ -108,11 +108,12 @@ def test_an_update_reaches_requests_in_flight(engine, weights, layout):
 
 
 def test_flushing_under_requests_is_refused_and_nothing_dies(engine, weights):
-    expected = engine.generate(**REQUEST)
+    request = REQUEST | {"sampling_params": GREEDY}
+    expected = engine.generate(**request)
     before = engine.weight_digests()
 
     async def go() -> list[dict]:
-        task = asyncio.ensure_future(engine.async_generate(**REQUEST))
+        task = asyncio.ensure_future(engine.async_generate(**request))
         await wait_for_steps(engine, 3)
         async with paused(engine):
             with pytest.raises(ValueError, match=r"flush_cache=True needs an idle engine, 4 requests are in flight"):
