@@ -12,6 +12,7 @@ from typing import Literal
 
 from moebius_engine.layout.heads import kv_heads_per_rank
 from moebius_engine.layout.shape import ModelShape, check_ranks
+from moebius_engine.memory.scratch_sizes import scratch_bytes
 
 Column = Literal["both", "ep", "tp"]
 GB = 10**9
@@ -204,17 +205,21 @@ def _tables(sizes: Sizes) -> list[Component]:
 
 
 def _transfer(sizes: Sizes) -> list[Component]:
-    """What a switch needs: staging of one layer (collective), or the copy kernel's tables (direct)."""
+    """What a switch needs: rows, and staging of one layer (collective) or the copy kernel's tables (direct)."""
     shape, ranks = sizes.shape, sizes.ranks
     elements = shape.experts // ranks * 3 * shape.intermediate * shape.hidden  # of one layer's experts
+    rows = scratch_bytes(Budget(sizes, ()).tp_tokens) if sizes.device == "cuda" else 0
+    scratch = Component("switch scratch", "tp", rows)
     if sizes.transfer == "collective":
-        return [Component("transfer scratch", "tp", 2 * -(-elements // 2) * sizes.itemsize)]
+        return [scratch, Component("transfer scratch", "tp", 2 * -(-elements // 2) * sizes.itemsize)]
     # transfer/direct.py: DirectTransfer.reserve; tables of both directions' experts; segments of fence and probes.
-    tiles = elements // 2048 + 1 + 4 * ranks**2
-    buffer = 8 * tiles + 4 * ranks**2 * 72 + 4 * 256 * 8 * (1 + ranks)
+    kv = 2 * (sizes.tokens + sizes.page) * shape.head_dim * max(shape.kv_heads, ranks)
+    tiles = max(elements, kv) // 2048 + 1 + 4 * ranks**2
+    buffer = max(1 << 16, 8 * tiles + 4 * ranks**2 * 72 + 4 * 256 * 8 * (1 + ranks))
     words = elements * sizes.itemsize // 16
     prepared = 8 * (words // 2048 + 3 * ranks) + 72 * 3 * ranks + 2 * shape.layers * 8 * (1 + ranks)
     return [
+        scratch,
         Component("transfer scratch", "tp", buffer + 2 * prepared + 3 * _SEGMENT_BYTES),
         Component("transfer tables (host)", "tp", buffer + 2 * prepared, host=True),
     ]

@@ -27,6 +27,7 @@ def footprint(scheduler) -> dict[str, int]:
             f"other tables.{layout}": _nbytes(others),
             f"CUDA graphs.{layout}": round(state.runner.graph_mem_usage * 2**30),  # SGLang's, in GiB
         }
+    found["switch scratch.tp"] = scheduler.switcher.scratch.nbytes
     scratch = list(_tensors(worker.mover))
     found["transfer scratch.tp"] = _nbytes(tensor for tensor in scratch if not tensor.is_pinned())
     if worker.arena.memory is not None:

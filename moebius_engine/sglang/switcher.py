@@ -15,6 +15,7 @@ from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from moebius_engine.layout import Layout
 from moebius_engine.layout.partition import Capacity
 from moebius_engine.layout.plan import Block, RowMove, kv_blocks
+from moebius_engine.memory.scratch import Scratch
 from moebius_engine.sglang import handover, kv_rows, placement, requests, row_moves
 from moebius_engine.sglang.handover import Handover
 from moebius_engine.sglang.kv_check import Digests, differences, kv_digests
@@ -70,6 +71,8 @@ class Switcher:
         self._shape = scheduler.tp_worker.shape
         self._group = scheduler.tp_cpu_group
         self._mover = scheduler.tp_worker.mover
+        tokens = max(state.allocator.size for state in scheduler.layouts.values())
+        self.scratch = Scratch(torch.device(scheduler.device), tokens)
         self._switches = 0
         self._plan: Plan | None = None
 
@@ -77,7 +80,7 @@ class Switcher:
         """Switch all ranks. Collective. See coordinator.run_switch."""
         s, source, began, started = self._s, self._s.layout, time.perf_counter(), self._s.trace.elapsed_s()
         self._plan = None
-        with _no_garbage_collection():
+        with _no_garbage_collection(), self.scratch.used():
             outcome = run_switch(self, self._agree, target, with_weights=with_weights)
         total = 1e3 * (time.perf_counter() - began)
         decide, metadata, kv, weights = (outcome.ms.get(name, 0.0) for name in ("decide", "metadata", "kv", "weights"))

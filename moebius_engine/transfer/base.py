@@ -40,8 +40,9 @@ class Transfer(Protocol):
         """Move all layers by the same blocks, in this order. May return before the bytes have arrived; later work on
         the current stream sees them. A layer may overwrite what the layers before it were read from."""
 
-    def reserve(self, numel: int, dtype: torch.dtype, device: torch.device | str) -> None:
-        """Take scratch for moves of up to `numel` elements a rank and layer, so that later moves allocate nothing."""
+    def reserve(self, numel: int, most: int, dtype: torch.dtype, device: torch.device | str) -> None:
+        """Take what moves need, so that later ones allocate nothing. Of a rank and layer, in elements: `numel` is what
+        may be staged, `most` the largest move."""
 
     def prepare(self, blocks: Sequence[Block], moves: Sequence[LayerMove]) -> None:
         """Keep what can be computed ahead for `move_layers` with this very list and these views."""

@@ -22,7 +22,7 @@ class CollectiveTransfer:
         self._rank, self._ranks = dist.get_rank(group), dist.get_world_size(group)
         self._scratch: dict[torch.dtype, torch.Tensor] = {}
 
-    def reserve(self, numel: int, dtype: torch.dtype, device: torch.device | str) -> None:
+    def reserve(self, numel: int, most: int, dtype: torch.dtype, device: torch.device | str) -> None:
         """Scratch of `numel` elements in all, half to send and half to receive: one spare layer, not two. A move of
         more than fits goes in several rounds."""
         scratch = self._scratch.get(dtype)
@@ -36,7 +36,7 @@ class CollectiveTransfer:
         sample = next(iter(source.values()))
         if sample.dtype not in self._scratch:
             largest = max(loads(blocks, self._ranks))
-            self.reserve(2 * max(1, largest), sample.dtype, sample.device)
+            self.reserve(2 * max(1, largest), largest, sample.dtype, sample.device)
         out, into = self._scratch[sample.dtype]
         turns = rounds(blocks, self._ranks, len(out))
         if len(turns) > 1:

@@ -67,9 +67,9 @@ class DirectTransfer:
         self._buffer = PlanBuffer(1 << 16, self._device)
         self._latest: _Plan | None = None
 
-    def reserve(self, numel: int, dtype: torch.dtype, device: torch.device | str) -> None:
-        """Room for the tables of such a move, at the narrowest words its dtype can need."""
-        tiles = numel // TILE_UNITS + 1 + 4 * self._peers.ranks**2
+    def reserve(self, numel: int, most: int, dtype: torch.dtype, device: torch.device | str) -> None:
+        """Room for the tables of the largest move, at the narrowest words its dtype can need."""
+        tiles = most // TILE_UNITS + 1 + 4 * self._peers.ranks**2
         phases = MOST_TENSORS * 256 * 8 * (1 + self._peers.ranks)
         self._grow(tiles * TILE.itemsize + 4 * self._peers.ranks**2 * STRIP.itemsize + phases)
 
@@ -104,6 +104,7 @@ class DirectTransfer:
         if missed := int(self._missed_host):
             raise TransferError(self._describe(missed))
         self._launches.clear()
+        self._latest = None  # what it held for the kernel
 
     def _describe(self, missed: int) -> str:
         rank, flag = (missed >> 48) - 1, missed & (1 << 48) - 1  # as copy.cu writes them

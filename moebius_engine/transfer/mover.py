@@ -14,7 +14,7 @@ from moebius_engine.layout.plan import Block, expert_blocks
 from moebius_engine.layout.slots import layer_order
 from moebius_engine.memory.arena import Arena
 from moebius_engine.memory.exportable import Memory
-from moebius_engine.memory.peers import Peers
+from moebius_engine.memory.peers import wake_all
 from moebius_engine.transfer import pick
 from moebius_engine.transfer.base import LayerMove
 
@@ -29,10 +29,14 @@ class Mover:
     """
 
     def __init__(self, arena: Arena, group: dist.ProcessGroup, cpu_group: dist.ProcessGroup, config: SwitchConfig):
-        self._arena, self._shape = arena, arena.shape
+        self._arena, self._shape, self._cpu_group = arena, arena.shape, cpu_group
         self._transfer = pick(config.transfer, group, arena.memory, cpu_group, config.timeout_s)
         w13_EIH, w2_EHI = arena.experts(Layout.EP, 0)
-        self._transfer.reserve(w13_EIH.numel() + w2_EHI.numel(), w13_EIH.dtype, w13_EIH.device)
+        experts = w13_EIH.numel() + w2_EHI.numel()
+        # With fewer KV heads than ranks, an EP rank's head goes to several.
+        kv = sum(view.numel() for view in arena.kv(Layout.EP, 0)) // self._shape.kv_heads
+        most = max(experts, kv * max(self._shape.kv_heads, arena.ranks))
+        self._transfer.reserve(experts, most, w13_EIH.dtype, w13_EIH.device)
         # The experts' blocks never change, so what a transfer derives from them is kept.
         self._experts = {target: expert_blocks(self._shape, arena.ranks, target) for target in Layout}
         for target, blocks in self._experts.items():
@@ -62,16 +66,22 @@ class Mover:
 
     def sleep(self, tags: Sequence[str]) -> None:
         """Give back the pages of the arena's memory that these tags name, on all ranks. Nothing may be moving."""
-        self._shared_memory().sleep(tags)
+        # Peers that map this rank's memory must let go of it first.
+        (self._transfer.peers or self._memory()).sleep(tags)
 
     def wake(self, tags: Sequence[str]) -> None:
-        """Take pages for these tags again, of undefined content, at the same addresses."""
-        self._shared_memory().wake(tags)
+        """Take pages for these tags again, of undefined content, at the same addresses.
 
-    def _shared_memory(self) -> Peers | Memory:
-        """Peers, if they map this rank's memory: they must let go of it first."""
+        Raises MemoryError on all ranks if one of them has no room; then none has taken any.
+        """
+        if self._transfer.peers is not None:
+            self._transfer.peers.wake(tags)
+        else:
+            wake_all(self._memory(), tags, self._cpu_group)
+
+    def _memory(self) -> Memory:
         assert self._arena.memory is not None, "only a CUDA device has memory that sleeps"
-        return self._transfer.peers or self._arena.memory
+        return self._arena.memory
 
     def _layer_moves(self, target: Layout, names: tuple[str, str]) -> list[LayerMove]:
         views = self._arena.experts if names == EXPERTS else self._arena.kv

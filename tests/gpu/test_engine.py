@@ -11,11 +11,13 @@ import torch
 from safetensors.torch import load_file
 
 from moebius_engine.config import SwitchConfig
+from moebius_engine.memory.budget import Sizes, requests_per_rank
+from tests.engine.budgets import disagreements, wrong
 from tests.engine.inflight import GREEDY, logprob_difference, prompts
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(500)]
 
-SWITCHES, STREAMS = 100, 6
+SWITCHES, STREAMS, TOKENS = 100, 6, 1 << 20
 REQUEST = {"input_ids": prompts(STREAMS), "sampling_params": GREEDY | {"max_new_tokens": 200}, "return_logprob": True}
 
 
@@ -39,11 +41,25 @@ def engine(tiny_moe):
             disable_piecewise_cuda_graph=True,
             cuda_graph_bs=[STREAMS // 2, STREAMS],
             max_running_requests=16,
-            max_total_tokens=1 << 20,
+            max_total_tokens=TOKENS,
             mem_fraction_static=0.5,
         )
     yield made
     made.shutdown()
+
+
+def test_every_component_is_as_the_budget_says(engine):
+    """Graphs apart: their budget is the paper's figure for another model."""
+    requests = requests_per_rank(16, TOKENS, 4096, 2)
+    sizes = Sizes(engine.shape, 2, TOKENS, requests, 4096, 4096, itemsize=4, kv_itemsize=4)
+
+    def differing(sizes: Sizes, measured: dict[str, int]) -> set[str]:
+        found = disagreements(sizes, measured)
+        return {f"{key}: {pair}" for key, pair in found.items() if -1 not in pair and not key.startswith("CUDA graphs")}
+
+    for measured in engine.memory():
+        assert differing(sizes, measured) == set()
+        assert differing(wrong(sizes, experts=16), measured)
 
 
 def allocations(engine) -> list[int]:
@@ -93,3 +109,18 @@ def test_memory_comes_and_goes_and_graphs_stay_valid(engine, tiny_moe):
         assert [answer["output_ids"] for answer in answers] == [answer["output_ids"] for answer in expected]
     assert engine.addresses() == addresses
     assert abs(torch.cuda.mem_get_info()[0] - free) < 1 << 28
+
+
+def test_without_room_memory_stays_released_until_there_is_some(engine, tiny_moe):
+    expected = engine.generate(**REQUEST)
+    engine.release_memory_occupation()
+    taken = torch.empty(torch.cuda.mem_get_info()[0] - (1 << 28), dtype=torch.uint8, device="cuda")
+    with pytest.raises(RuntimeError, match=r"no memory for .* CUDA_ERROR_OUT_OF_MEMORY.*: free some"):
+        engine.resume_memory_occupation()
+    assert "released" in engine.health()["released"]
+    del taken
+    torch.cuda.empty_cache()
+    engine.resume_memory_occupation()
+    engine.update_weights(load_file(f"{tiny_moe}/model.safetensors").items())
+    answers = engine.generate(**REQUEST)
+    assert [answer["output_ids"] for answer in answers] == [answer["output_ids"] for answer in expected]

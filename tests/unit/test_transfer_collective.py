@@ -78,7 +78,7 @@ def check_scratch_is_reused(transfer, rank: int, ranks: int) -> None:
     """After reserve, moves of that size and below take no new memory."""
     shape = model_shape(experts=2 * ranks, intermediate=3 * ranks)
     full = random_experts(shape)
-    transfer.reserve(10_000, torch.float32, "cpu")
+    transfer.reserve(10_000, 10_000, torch.float32, "cpu")
     before = transfer._scratch[torch.float32].data_ptr()
     source, arrived = cut_experts(full, Layout.EP, ranks)[rank], cut_experts(full, Layout.TP, ranks)[rank]
     transfer.move(expert_blocks(shape, ranks, Layout.TP), source, arrived)
