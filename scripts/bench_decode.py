@@ -47,11 +47,9 @@ def main(
                 engine = SwitchingEngine(folder, ranks=ranks, switch=switch, **arguments)
                 try:
                     for count in batch:
-                        speeds[whose, layout, count] = [
-                            _tokens_per_s(engine, count, tokens) for _ in range(repeats + 1)
-                        ]
-                        speeds[whose, layout, count].pop(0)  # kernels compile
-                        typer.echo(f"{whose} {name} {count}: {statistics.median(speeds[whose, layout, count]):.0f}")
+                        speeds[whose, name, count] = [_tokens_per_s(engine, count, tokens) for _ in range(repeats + 1)]
+                        speeds[whose, name, count].pop(0)  # kernels compile
+                        typer.echo(f"{whose} {name} {count}: {statistics.median(speeds[whose, name, count]):.0f}")
                 finally:
                     engine.shutdown()
     rows = [

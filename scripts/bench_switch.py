@@ -33,11 +33,16 @@ def main(
     ranks: Annotated[int, typer.Option(min=2)] = 2,
     layers: Annotated[int, typer.Option(min=1)] = 8,
     requests: Annotated[list[int], typer.Option(help="in flight at every switch; may be given several times")] = [32],  # noqa: B006
+    samples: Annotated[list[int], typer.Option(help="requests that share a prompt, for each --requests")] = [1],  # noqa: B006
     tokens: Annotated[int, typer.Option(min=1, help="tokens a response")] = 1500,
     switches: Annotated[int, typer.Option(min=2, help="counted ones, after two that warm up")] = 20,
     transfer: Annotated[str, typer.Option(help="direct, collective or auto")] = "auto",
     share_gpu: Annotated[bool, typer.Option("--share-gpu", help="all ranks on GPU 0")] = False,
 ) -> None:
+    if len(samples) not in (1, len(requests)):
+        raise typer.BadParameter(
+            f"{len(samples)} numbers of samples for {len(requests)} of requests; give one or as many"
+        )
     most = max(requests)
     sizes = {size for count in requests for size in (-(-count // ranks), count)}
     with tempfile.TemporaryDirectory() as folder:
@@ -49,9 +54,9 @@ def main(
         )
         rows = []
         try:
-            for count in requests:
-                rows.append(engine.loop.run_until_complete(_measure(engine, count, tokens, switches)))
-                typer.echo(json.dumps({"requests": count, "median_ms": rows[-1]["median_ms"]}))
+            for count, shared in zip(requests, samples * (len(requests) // len(samples)), strict=True):
+                rows.append(engine.loop.run_until_complete(_measure(engine, count, shared, tokens, switches)))
+                typer.echo(json.dumps({key: rows[-1][key] for key in ("requests", "samples", "median_ms")}))
         finally:
             engine.shutdown()
     setting = {
@@ -67,10 +72,10 @@ def main(
     out.write_text(json.dumps({"setting": setting, "rows": rows}, indent=2) + "\n", encoding="utf-8")
 
 
-async def _measure(engine: SwitchingEngine, requests: int, tokens: int, switches: int) -> dict:
-    """Switch to and fro while one batch is decoded."""
+async def _measure(engine: SwitchingEngine, requests: int, samples: int, tokens: int, switches: int) -> dict:
+    """Switch to and fro while one batch is decoded, of `samples` requests a prompt."""
     greedy = {"temperature": 0, "ignore_eos": True}
-    prompts = [[1 + row, *range(20, 19 + PROMPT)] for row in range(requests)]
+    prompts = [[1 + row // samples, *range(20, 19 + PROMPT)] for row in range(requests)]
     # The first prefill of a shape compiles kernels.
     await engine.async_generate(input_ids=prompts, sampling_params={**greedy, "max_new_tokens": 8})
     began = time.perf_counter()
@@ -89,6 +94,7 @@ async def _measure(engine: SwitchingEngine, requests: int, tokens: int, switches
     answers = await batch
     return {
         "requests": requests,
+        "samples": samples,
         "median_ms": {
             way: {phase: statistics.median(r[phase] for r in records if r["target"] == way) for phase in PHASES}
             for way in ("tp", "ep")
