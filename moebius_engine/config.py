@@ -7,6 +7,9 @@ from moebius_engine.layout import Layout
 
 PolicyName = Literal["rollout", "interactive", "ep", "tp", "off"]
 TransferName = Literal["auto", "direct", "collective"]
+CalibrateName = Literal["off", "auto", "file"]
+
+PAPER_THRESHOLD = 256  # requests: Qwen3-235B on 8 H200
 
 
 @dataclass(frozen=True)
@@ -17,8 +20,11 @@ class SwitchConfig:
         cooldown), "ep" or "tp" (both layouts resident, that one kept until engine.switch is called), or "off" (a
         stock SGLang engine; no second layout is built).
     static_layout: with "off", the layout that the stock engine runs.
-    threshold: Tℎ, requests in flight above which EP is faster. 256 is the paper's for Qwen3-235B on 8×H200; measure
-        your own.
+    threshold: Tℎ, requests in flight above which EP is faster. Without one it is the calibration's, and without that
+        the paper's 256, for Qwen3-235B on 8×H200.
+    calibrate: where a threshold that is not given comes from. "auto": measured at start (20 s or less on a GPU) and
+        kept in a file for the next; "file": from that file, which must be there; "off": the paper's. Where one layout
+        is faster at all numbers measured, the engine stays in it.
     low_threshold: Tℓ, below which TP is faster. rollout: always Tℎ; interactive: 0.8 Tℎ unless given.
     window: W, the counts whose mean is compared with Tℓ. rollout 1, interactive 8 unless given.
     cooldown_s: C, seconds after a switch without another. rollout 0, interactive 5 unless given.
@@ -35,7 +41,8 @@ class SwitchConfig:
 
     policy: PolicyName = "rollout"
     static_layout: Layout = Layout.EP
-    threshold: int = 256
+    threshold: int | None = None
+    calibrate: CalibrateName = "off"
     low_threshold: int | None = None
     window: int | None = None
     cooldown_s: float | None = None
@@ -46,7 +53,7 @@ class SwitchConfig:
     check_bytes: bool = False
 
     def __post_init__(self) -> None:
-        for name, known in (("policy", PolicyName), ("transfer", TransferName)):
+        for name, known in (("policy", PolicyName), ("transfer", TransferName), ("calibrate", CalibrateName)):
             if getattr(self, name) not in get_args(known):
                 raise ValueError(f"{name}={getattr(self, name)!r} is unknown: use one of {list(get_args(known))}")
         if self.static_layout not in set(Layout):
@@ -56,21 +63,23 @@ class SwitchConfig:
                 f"static_layout={str(self.static_layout)!r} with policy={self.policy!r}: only policy='off' has one; "
                 "policy='tp' keeps TP with both layouts resident"
             )
-        for name, optional in (("threshold", False), ("low_threshold", True), ("window", True)):
-            value = getattr(self, name)
-            if type(value) is not int and not (optional and value is None):
-                raise ValueError(f"{name}={value!r}: a whole number")
-        if self.threshold < 1:
+        for name in ("threshold", "low_threshold", "window"):
+            if type(getattr(self, name)) not in (int, type(None)):
+                raise ValueError(f"{name}={getattr(self, name)!r}: a whole number")
+        if self.threshold is not None and self.threshold < 1:
             raise ValueError(f"threshold={self.threshold}: at least 1 request")
         if self.low_threshold is not None:
-            if self.policy == "rollout" and self.low_threshold != self.threshold:
+            if self.policy == "rollout" and self.low_threshold != self.high:
                 raise ValueError(
-                    f"low_threshold={self.low_threshold} with threshold={self.threshold}: the rollout policy has one "
+                    f"low_threshold={self.low_threshold} with threshold={self.high}: the rollout policy has one "
                     "threshold; leave low_threshold out or use policy='interactive'"
                 )
-            if not 1 <= self.low_threshold <= self.threshold:
+            if not 1 <= self.low_threshold <= self.high:
+                raise ValueError(f"low_threshold={self.low_threshold} must lie between 1 and threshold={self.high}")
+            if self.threshold is None and self.calibrate != "off":
                 raise ValueError(
-                    f"low_threshold={self.low_threshold} must lie between 1 and threshold={self.threshold}"
+                    f"low_threshold={self.low_threshold} without threshold, which calibrate={self.calibrate!r} is to "
+                    "find: give both, or neither"
                 )
         if self.window is not None and self.window < 1:
             raise ValueError(f"window={self.window}: at least 1 count")
@@ -80,11 +89,16 @@ class SwitchConfig:
             raise ValueError(f"timeout_s={self.timeout_s}: more than 0 seconds")
 
     @property
+    def high(self) -> int:
+        """Tℎ that holds."""
+        return PAPER_THRESHOLD if self.threshold is None else self.threshold
+
+    @property
     def low(self) -> int:
         """Tℓ that holds."""
         if self.low_threshold is not None:
             return self.low_threshold
-        return max(1, self.threshold * 8 // 10) if self.policy == "interactive" else self.threshold
+        return max(1, self.high * 8 // 10) if self.policy == "interactive" else self.high
 
     @property
     def counts(self) -> int:

@@ -3,23 +3,27 @@
 import asyncio
 import functools
 import time
-from collections.abc import Awaitable, Collection, Iterable
+from collections.abc import Awaitable, Collection
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import psutil
-import torch
 
+from moebius_engine.blocking import BlockingCalls
+from moebius_engine.calibration.start import BUDGET_S, CONTEXT, calibrate, calibrate_at_start
+from moebius_engine.calibration.store import Calibration
 from moebius_engine.config import SwitchConfig
 from moebius_engine.layout import Layout
 from moebius_engine.layout.shape import ModelShape, check_ranks
 from moebius_engine.sglang import arguments as server_arguments
 from moebius_engine.sglang.cpu import environment
 from moebius_engine.telemetry import StepTrace, SwitchRecord, UpdateRecord
+from moebius_engine.weights.buckets import NamedTensors, buckets
 from moebius_engine.weights.manifest import qwen3_moe_manifest
 from moebius_engine.weights.update import check_full
 
 if environment.is_needed():
-    environment.prepare(ranks=1)  # SGLang reads its platform when it is imported
+    environment.prepare()  # SGLang reads its platform when it is imported
 
 from sglang.srt.entrypoints.engine import Engine
 from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
@@ -32,12 +36,9 @@ from moebius_engine.sglang.occupation import check_tags
 from moebius_engine.sglang.process import controller_with_plugins, run_scheduler, run_static_scheduler
 
 Result = TypeVar("Result")
-NamedTensors = Iterable[tuple[str, torch.Tensor]]
-
-_BUCKET_BYTES = 512 << 20
 
 
-class SwitchingEngine(Engine):
+class SwitchingEngine(BlockingCalls, Engine):
     """An SGLang engine that can switch between EP and TP while requests are decoded.
 
     model_path: a Hugging Face Qwen3-MoE checkpoint. ranks: P, the processes that share it (GPUs; on a CPU, processes
@@ -46,7 +47,9 @@ class SwitchingEngine(Engine):
 
     generate and async_generate are SGLang's, with each row checked first: a bad row comes back with finish_reason
     {"type": "abort", "message": ...} and no tokens, and the others run. The other methods exist twice: plain ones for
-    scripts, `async_` ones for use inside an event loop.
+    scripts (blocking.py), `async_` ones for use inside an event loop.
+
+    With SwitchConfig(calibrate=...) the first request or step waits for the calibration.
 
     Raises ValueError before any process starts if the model, ranks or an argument does not fit.
     """
@@ -56,6 +59,7 @@ class SwitchingEngine(Engine):
     def __init__(self, model_path: str, ranks: int = 2, switch: SwitchConfig | None = None, **server_args: Any):
         self.config = switch or SwitchConfig()
         self.ranks = ranks
+        self._calibration: asyncio.Future[None] | None = None
         hf_config = _read_hf_config(model_path, server_args)
         self.shape = ModelShape.from_hf_config(hf_config)
         check_ranks(self.shape, ranks)
@@ -97,10 +101,17 @@ class SwitchingEngine(Engine):
 
     def generate(self, *args: Any, **kwargs: Any):
         """sglang.Engine.generate with every row checked at the door."""
+        if self.config.calibrate != "off":
+            self._run(self._calibrated())
         return door.generate(self, super().generate, args, kwargs)
 
     async def async_generate(self, *args: Any, **kwargs: Any):
         """sglang.Engine.async_generate with every row checked at the door."""
+        await self._calibrated()
+        return await self.async_generate_now(*args, **kwargs)
+
+    async def async_generate_now(self, *args: Any, **kwargs: Any):
+        """async_generate that does not wait for the calibration: for the calibration itself."""
         return await door.async_generate(self, super().async_generate, args, kwargs)
 
     # ---- layouts and steps
@@ -121,6 +132,7 @@ class SwitchingEngine(Engine):
 
         requests: how many the step will have, if known; a step that never reaches the threshold runs in TP at once.
         """
+        await self._calibrated()
         await self._command("begin_step", step=step, requests=requests)
 
     async def async_end_step(self) -> StepTrace:
@@ -144,6 +156,33 @@ class SwitchingEngine(Engine):
             "ranks": ranks,
         }
 
+    async def async_set_policy(self, config: SwitchConfig) -> None:
+        """From now on switch by the policy, thresholds, window and cooldown of `config`; nothing else of it changes."""
+        names = ("policy", "threshold", "low_threshold", "window", "cooldown_s")
+        self.config = replace(self.config, **{name: getattr(config, name) for name in names})
+        await self._command("set_policy", config=self.config)
+
+    async def async_step_times(self) -> list[tuple[Layout, int, list[float]]]:
+        """Decode steps since the last call: layout, requests in flight, seconds of each of the latest."""
+        return (await self._command("step_times"))[0]["seen"]
+
+    async def async_calibrate(self, context: int = CONTEXT, budget_s: float = BUDGET_S) -> Calibration:
+        """Measure from how many requests on EP is faster. The engine must be idle; its policy stays as it is.
+
+        context: tokens that each request holds. budget_s: seconds after which no larger batch is begun. Raises
+        ValueError if requests of this length do not fit.
+        """
+        return await calibrate(self, context, budget_s)
+
+    async def _calibrated(self) -> None:
+        """Wait until the policy has its threshold (SwitchConfig.calibrate); the first caller makes it. Not done in the
+        constructor, because a caller's event loop may be running there."""
+        if self._calibration is None:
+            if self.config.calibrate == "off":
+                return
+            self._calibration = asyncio.ensure_future(calibrate_at_start(self))
+        await asyncio.shield(self._calibration)
+
     # ---- weights
 
     async def async_update_weights(self, named_tensors: NamedTensors, flush_cache: bool = True) -> UpdateRecord:
@@ -160,7 +199,7 @@ class SwitchingEngine(Engine):
         began, count, size = time.perf_counter(), 0, 0
         if isinstance(named_tensors, Collection):
             check_full(qwen3_moe_manifest(self.shape), [(name, tuple(tensor.shape)) for name, tensor in named_tensors])
-        for bucket in _buckets(named_tensors):
+        for bucket in buckets(named_tensors):
             count, size = count + len(bucket), size + sum(tensor.nbytes for _, tensor in bucket)
             request = UpdateWeightsFromTensorReqInput(
                 serialized_named_tensors=[MultiprocessingSerializer.serialize(bucket) for _ in range(self.ranks)],
@@ -192,8 +231,14 @@ class SwitchingEngine(Engine):
             raise RuntimeError(refused)
 
     async def async_resume_memory_occupation(self, tags: Collection[str] | None = None) -> None:
-        """Take the memory again, of undefined content. Raises ValueError for an unknown tag."""
-        await self._command("resume", tags=check_tags(tags))
+        """Take the memory again, of undefined content.
+
+        Raises ValueError for an unknown tag, RuntimeError if a device has no room: all stays released, and may be
+        resumed later.
+        """
+        refused = (await self._command("resume", tags=check_tags(tags)))[0]["refused"]
+        if refused:
+            raise RuntimeError(refused)
 
     async def async_weight_digests(self) -> list[dict[str, tuple[str, int]]]:
         """Per rank: name → (digest, bytes) of every parameter of the live layout."""
@@ -241,42 +286,6 @@ class SwitchingEngine(Engine):
         except TimeoutError as error:
             raise TimeoutError(f"the ranks did not answer {what} within {self.config.timeout_s} s") from error
 
-    def _run(self, coroutine):
-        return self.loop.run_until_complete(coroutine)
-
-    def switch(self, layout: str) -> SwitchRecord | None:
-        return self._run(self.async_switch(layout))
-
-    def begin_step(self, step: int, requests: int | None = None) -> None:
-        self._run(self.async_begin_step(step, requests))
-
-    def end_step(self) -> StepTrace:
-        return self._run(self.async_end_step())
-
-    def health(self) -> dict[str, Any]:
-        return self._run(self.async_health())
-
-    def update_weights(self, named_tensors: NamedTensors, flush_cache: bool = True) -> UpdateRecord:
-        return self._run(self.async_update_weights(named_tensors, flush_cache))
-
-    def release_memory_occupation(self, tags: Collection[str] | None = None) -> None:
-        self._run(self.async_release_memory_occupation(tags))
-
-    def resume_memory_occupation(self, tags: Collection[str] | None = None) -> None:
-        self._run(self.async_resume_memory_occupation(tags))
-
-    def weight_digests(self) -> list[dict[str, tuple[str, int]]]:
-        return self._run(self.async_weight_digests())
-
-    def addresses(self) -> list[dict[str, int]]:
-        return self._run(self.async_addresses())
-
-    def memory(self) -> list[dict[str, int]]:
-        return self._run(self.async_memory())
-
-    def abort(self, rid: str = "", abort_all: bool = False) -> None:
-        self._run(self.async_abort(rid, abort_all))
-
 
 def _read_hf_config(model_path: str, server_args: dict[str, Any]) -> dict[str, Any]:
     from transformers import AutoConfig
@@ -287,17 +296,3 @@ def _read_hf_config(model_path: str, server_args: dict[str, Any]) -> dict[str, A
         revision=server_args.get("revision"),
     )
     return config.to_dict()
-
-
-def _buckets(named_tensors: NamedTensors) -> Iterable[list[tuple[str, torch.Tensor]]]:
-    """Split an update into buckets of bounded size."""
-    bucket: list[tuple[str, torch.Tensor]] = []
-    size = 0
-    for name, tensor in named_tensors:
-        if bucket and size + tensor.nbytes > _BUCKET_BYTES:
-            yield bucket
-            bucket, size = [], 0
-        bucket.append((name, tensor))
-        size += tensor.nbytes
-    if bucket:
-        yield bucket

@@ -185,7 +185,7 @@ class RolloutActor:
         trace = await self._engine.async_end_step()
         if self._dump is not None:
             self._dump.end()
-        report = step_report(trace, self._lengths, self._config.threshold, self._weight_update_s)
+        report = step_report(trace, self._lengths, self._engine.config.high, self._weight_update_s)
         self._weight_update_s = 0.0
         self._reports.append(report)
         for sink in self._sinks:

@@ -20,13 +20,13 @@ class ModelShape:
     kv_heads: int
     head_dim: int
     vocab_size: int
-    tie_word_embeddings: bool
 
     @classmethod
     def from_hf_config(cls, config: Mapping[str, Any]) -> "ModelShape":
         """Read a Hugging Face config.
 
-        Raises ValueError for a model type that no rule covers, or a model that mixes dense and expert layers.
+        Raises ValueError for a model type that no rule covers, a model that mixes dense and expert layers, and tied
+        embeddings.
         """
         kind = config.get("model_type")
         if kind not in SUPPORTED:
@@ -35,6 +35,11 @@ class ModelShape:
         if step != 1 or dense:
             raise ValueError(
                 f"decoder_sparse_step={step} and mlp_only_layers={dense}: every layer must have experts (1 and [])"
+            )
+        if config.get("tie_word_embeddings"):
+            raise ValueError(
+                "tie_word_embeddings=True: SGLang 0.5.12 does not tie Qwen3-MoE's output head, which neither such a "
+                "checkpoint nor an update of it would set; save the model untied, with its lm_head.weight"
             )
         # transformers 5 writes num_local_experts, older checkpoints num_experts.
         experts = config["num_experts"] if "num_experts" in config else config["num_local_experts"]
@@ -49,7 +54,6 @@ class ModelShape:
             kv_heads=config["num_key_value_heads"],
             head_dim=config.get("head_dim") or config["hidden_size"] // heads,
             vocab_size=config["vocab_size"],
-            tie_word_embeddings=config.get("tie_word_embeddings", False),
         )
 
 

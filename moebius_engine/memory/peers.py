@@ -67,8 +67,8 @@ class Peers:
         self.memory.sleep(tags)
 
     def wake(self, tags: Iterable[str]) -> None:
-        """New pages at the same addresses, of undefined content, exported to the peers again."""
-        self.memory.wake(tags)
+        """New pages at the same addresses, of undefined content, exported to the peers again. Raises as wake_all."""
+        wake_all(self.memory, tags, self.group)
         self.connect()
 
     def close(self) -> None:
@@ -110,6 +110,24 @@ class Peers:
 
     def _barrier(self) -> None:
         dist.monitored_barrier(self.group, timeout=timedelta(seconds=self._timeout_s))
+
+
+def wake_all(memory: Memory, tags: Iterable[str], group: dist.ProcessGroup) -> None:
+    """memory.wake on all ranks of a group, or on none; what the tags name is asleep.
+
+    Raises MemoryError on all ranks, naming those that have no room.
+    """
+    tags, reason = list(tags), None
+    try:
+        memory.wake(tags)
+    except MemoryError as error:
+        reason = str(error)
+    reasons: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(reasons, reason, group=group)
+    short = [f"rank {rank}: {text}" for rank, text in enumerate(reasons) if text]
+    if short:
+        memory.sleep(tags)
+        raise MemoryError("; ".join(short))
 
 
 def _host() -> str:

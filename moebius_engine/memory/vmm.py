@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from cuda.bindings import driver
 
-from moebius_engine.memory.driver import attribute, call
+from moebius_engine.memory.driver import DriverError, attribute, call
 from moebius_engine.memory.segments import Segment, SegmentTable
 from moebius_engine.memory.views import tensor_at
 
@@ -66,14 +66,24 @@ class VmmMemory:
         torch.cuda.synchronize(self.device)
         for segment in self.table.tagged(tags):
             if segment.number in self._pages:
-                self._unmap(self.address(segment), segment)
-                call("release pages", driver.cuMemRelease(self._pages.pop(segment.number)))
+                self._release(segment)
 
     def wake(self, tags: Iterable[str]) -> None:
-        """New pages, of undefined content, at the same addresses. Waking what is awake is no error."""
-        for segment in self.table.tagged(tags):
-            if segment.number not in self._pages:
+        """New pages, of undefined content, at the same addresses. Waking what is awake is no error.
+
+        Raises MemoryError if the device has no room for all of them; then none was taken.
+        """
+        asleep = [segment for segment in self.table.tagged(tags) if segment.number not in self._pages]
+        try:
+            for segment in asleep:
                 self._map_own(segment)
+        except DriverError as error:
+            for segment in asleep:
+                if segment.number in self._pages:
+                    self._release(segment)
+            if error.code == driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+                raise MemoryError(str(error)) from error
+            raise
 
     def is_awake(self, segment: Segment) -> bool:
         return segment.number in self._pages
@@ -131,6 +141,10 @@ class VmmMemory:
             call("release pages", driver.cuMemRelease(handle))
             raise
         self._pages[segment.number] = handle
+
+    def _release(self, segment: Segment) -> None:
+        self._unmap(self.address(segment), segment)
+        call("release pages", driver.cuMemRelease(self._pages.pop(segment.number)))
 
     def _map(self, address: int, segment: Segment, handle: driver.CUmemGenericAllocationHandle) -> None:
         call("map pages", driver.cuMemMap(address, segment.nbytes, 0, handle, 0))

@@ -11,9 +11,11 @@ from typing import Any
 import torch.distributed as dist
 from sglang.srt.managers.io_struct import GetInternalStateReq, GetInternalStateReqOutput
 
+from moebius_engine.config import SwitchConfig
 from moebius_engine.layout import Layout
 from moebius_engine.sglang import inspection
 from moebius_engine.sglang.footprint import footprint
+from moebius_engine.switch.policy import Policy
 
 
 @dataclass
@@ -61,7 +63,17 @@ def _state(scheduler) -> dict[str, Any]:
         "weight_version": scheduler.tp_worker.weights.version,
         "forward_ct": scheduler.forward_ct,
         "max_total_tokens": scheduler.max_total_num_tokens,
+        "max_running_requests": scheduler.max_running_requests,
     }
+
+
+def _set_policy(scheduler, config: SwitchConfig) -> dict[str, Any]:
+    scheduler.switch_policy = Policy(config)
+    return {}
+
+
+def _step_times(scheduler) -> dict[str, Any]:
+    return {"seen": scheduler.step_clock.take()}
 
 
 def _invalidate_weights(scheduler) -> dict[str, Any]:
@@ -77,8 +89,11 @@ def _release(scheduler, tags: list[str]) -> dict[str, Any]:
 
 
 def _resume(scheduler, tags: list[str]) -> dict[str, Any]:
-    scheduler.occupation.resume(tags)
-    return {}
+    try:
+        scheduler.occupation.resume(tags)
+    except MemoryError as error:
+        return {"refused": f"no memory for {tags} ({error}): free some on these devices, then resume again"}
+    return {"refused": ""}
 
 
 def _weight_digests(scheduler) -> dict[str, Any]:
@@ -110,6 +125,8 @@ _HANDLERS: dict[str, Callable[..., dict[str, Any]]] = {
     "begin_step": _begin_step,
     "end_step": _end_step,
     "state": _state,
+    "set_policy": _set_policy,
+    "step_times": _step_times,
     "invalidate_weights": _invalidate_weights,
     "release": _release,
     "resume": _resume,

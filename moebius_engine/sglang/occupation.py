@@ -27,6 +27,13 @@ class Occupation:
             return ""
         return f"the memory of {' and '.join(sorted(self._released))} has been released: resume it first"
 
+    @property
+    def update_refusal(self) -> str:
+        """Why weights cannot be written; empty if they can. The same on all ranks."""
+        if "weights" not in self._released:
+            return ""
+        return "the memory of weights has been released: resume it before an update; nothing was written"
+
     def refusal(self, tags: Collection[str]) -> str:
         """Why release(tags) is not possible now; empty if it is. The same on all ranks."""
         memory, inflight = self._s.tp_worker.arena.memory, self._s.requests_on_all_ranks()
@@ -60,7 +67,10 @@ class Occupation:
         self._released |= set(fresh)
 
     def resume(self, tags: Collection[str]) -> None:
-        """Take memory for these tags again, at the same addresses, of undefined content. Twice is no error."""
+        """Take memory for these tags again, at the same addresses, of undefined content. Twice is no error.
+
+        Raises MemoryError, on all ranks, if one has no room for it: all stays released, and may be asked for again.
+        """
         missing = [tag for tag in tags if tag in self._released]
         if missing and self._s.tp_worker.arena.memory is not None:
             self._s.tp_worker.mover.wake([TAGS[tag] for tag in missing])

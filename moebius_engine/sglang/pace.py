@@ -1,6 +1,6 @@
 """How often the ranks exchange what they received: seldom enough not to slow down short steps."""
 
-_INTERVAL_S = 0.010  # a message waits for one exchange and is handled at the next, so twice this at most
+_INTERVAL_S = 0.010  # a message waits for one exchange, and may be handled at the next: twice this at most
 _MOST = 8  # steps
 
 
@@ -23,13 +23,14 @@ class Pace:
         """An exchange has taken place; `skip` steps go by without one. The same on all ranks."""
         self._left = skip
 
-    def skip(self, now: float, busy: bool) -> int:
+    def skip(self, now: float, quiet: bool) -> int:
         """Rank 0: steps to go by after the next exchange, by the duration of those since the last call.
 
-        now: seconds. busy: whether requests are in flight; an idle engine looks at every turn.
+        now: seconds. quiet: whether requests are in flight and nothing arrives; otherwise an engine looks at every
+        turn, as where one message comes more follow.
         """
         elapsed, steps = now - self._since, self._steps
         self._since, self._steps = now, 0
-        if not busy or not steps:
+        if not quiet or not steps:
             return 0
         return min(_MOST, int(_INTERVAL_S * steps / max(elapsed, 1e-6)))

@@ -40,6 +40,7 @@ from moebius_engine.sglang.switcher import Switcher
 from moebius_engine.sglang.trace import Trace, refused_switch
 from moebius_engine.sglang.worker import SwitchingWorker
 from moebius_engine.switch.policy import Policy
+from moebius_engine.switch.step_clock import StepClock
 from moebius_engine.telemetry import SwitchReason
 
 log = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ class SwitchingScheduler(Scheduler):
         self.layouts[Layout.EP].select(self)
         self.inbox, self._pace = Inbox(self.tp_cpu_group), Pace()
         self.trace = Trace(self.tp_size)
-        self.switch_policy = Policy(self.config)
+        self.switch_policy, self.step_clock = Policy(self.config), StepClock()
         self.switcher = Switcher(self)
         self.occupation = Occupation(self)
         self.tp_worker.before_writing = self._before_weights_are_written
@@ -95,9 +96,19 @@ class SwitchingScheduler(Scheduler):
             config=self.config,
         )
 
+    def event_loop_normal(self) -> None:
+        self.switcher.scratch.fill()  # here, on the stream on which the loop switches
+        super().event_loop_normal()
+
+    def event_loop_overlap(self) -> None:
+        self.switcher.scratch.fill()
+        super().event_loop_overlap()
+
     # ---- every step: receive, decide, switch
 
     def recv_requests(self) -> list:
+        if self.tp_rank == 0:
+            self.step_clock.turn(time.monotonic(), self.layout, self._decoding())
         if not self._pace.is_due():
             return []
         messages = self.inbox.receive(self.layout)
@@ -111,7 +122,15 @@ class SwitchingScheduler(Scheduler):
         self._idle_steps = 0 if messages or work or control or inflight else self._idle_steps + 1
         if self._idle_steps > _IDLE_STEPS:
             time.sleep(_IDLE_SLEEP_S)
-        return messages
+        # Control messages of the last exchange come before requests that its headers do not count.
+        return messages + work if self.layout == Layout.EP else messages
+
+    def _decoding(self) -> int:
+        """Requests of all ranks if all of them decode, as far as the last exchange and rank 0's last batch say."""
+        if self.last_batch is None or not self.last_batch.forward_mode.is_decode():
+            return 0
+        inflight = self.inbox.inflight()
+        return inflight if inflight == self.inbox.running() else 0
 
     def _drain_sockets(self) -> list:
         received = []
@@ -124,11 +143,14 @@ class SwitchingScheduler(Scheduler):
         return received
 
     def _header(self, work: int, control: int) -> Header:
-        requests = self.requests_in_flight()
+        requests, admitted = self.requests_in_flight(), 0 if self.layout == Layout.TP or self._closed else work
         decision = 0 if self._decision is None else 1 + list(Layout).index(self._decision)
         running = len(requests) - len(self.waiting_queue)
-        skip = self._pace.skip(time.monotonic(), busy=bool(work or requests)) if self.tp_rank == 0 else 0
-        return Header(work, control, len(requests), running, self.tokens_generated, decision, skip)
+        skip = 0
+        if self.tp_rank == 0:
+            arriving = work + control + sum(header.work + header.control for header in self.inbox.headers)
+            skip = self._pace.skip(time.monotonic(), quiet=bool(requests) and not arriving)
+        return Header(work, control, len(requests) + admitted, running, self.tokens_generated, decision, skip)
 
     def requests_in_flight(self) -> list[Req]:
         """Requests of this rank that have not finished, in any state."""
@@ -162,11 +184,16 @@ class SwitchingScheduler(Scheduler):
         return batch
 
     def switch(self, target: Layout, reason: SwitchReason, with_weights: bool = True):
-        """Switch now, on all ranks in the same step. Returns the SwitchRecord."""
-        if self._closed:
+        """Switch now, on all ranks in the same step. Returns the SwitchRecord.
+
+        with_weights: False only with a full set of weights in place, nothing in flight, and a full update to follow;
+        then the KV cache may have been released too.
+        """
+        if with_weights and self._closed:
             record = refused_switch(self, target, reason, self._closed)
         else:
             record = self.switcher.run(target, reason, with_weights)
+        self.step_clock.interrupted()
         self.inbox.forget_decision()
         if record.refused:
             self.switch_policy.refused(time.monotonic())
@@ -247,6 +274,8 @@ class SwitchingScheduler(Scheduler):
             retract(self, read_roster(self).held)
 
     def update_weights_from_tensor(self, recv_req: UpdateWeightsFromTensorReqInput):
+        if refusal := self.occupation.update_refusal:
+            return UpdateWeightsFromTensorReqOutput(False, refusal)
         if recv_req.flush_cache and (requests := self.requests_on_all_ranks()):
             return UpdateWeightsFromTensorReqOutput(
                 False,
@@ -258,9 +287,7 @@ class SwitchingScheduler(Scheduler):
 
     def requests_on_all_ranks(self) -> int:
         """Requests in flight, those of this step included. From the headers, so that all ranks answer the same."""
-        # While generation is refused, this step's have been refused by now.
-        arriving = 0 if self._closed else sum(header.work for header in self.inbox.headers)
-        return self.inbox.inflight() + arriving
+        return self.inbox.inflight() + (0 if self._closed else self.inbox.arriving())
 
     def _before_weights_are_written(self) -> None:
         """A full update replaces every weight: with nothing in flight, load it into EP, moving nothing."""

@@ -62,8 +62,7 @@ class Trace:
 
 def refused_switch(scheduler, target: Layout, reason: SwitchReason, why: str) -> SwitchRecord:
     """Record of a switch that is refused before it is planned, with the counts of the last exchange."""
-    headers = scheduler.inbox.headers if scheduler.inbox.layout == Layout.EP else scheduler.inbox.headers[:1]
-    running = sum(header.running for header in headers)
+    running = scheduler.inbox.running()
     unmoved = ("kv_tokens", "decide_ms", "metadata_ms", "kv_ms", "weights_ms", "rest_ms", "total_ms", "kv_bytes")
     return SwitchRecord(
         source=scheduler.layout.value,
@@ -73,7 +72,7 @@ def refused_switch(scheduler, target: Layout, reason: SwitchReason, why: str) ->
         forward_ct=scheduler.forward_ct,
         started_at_s=scheduler.trace.elapsed_s(),
         running=running,
-        waiting=sum(header.inflight for header in headers) - running,
+        waiting=scheduler.inbox.inflight() - running,
         prefilling=0,
         weight_bytes=0,
         refused=why,

@@ -5,7 +5,7 @@ from collections import deque
 from moebius_engine.config import SwitchConfig
 from moebius_engine.layout import Layout
 
-_RETRY_S = 1.0  # after a refusal: the count must change and this much time must pass
+RETRY_S = 1.0  # after a refusal: the count must change and this much time must pass
 
 
 class Policy:
@@ -59,7 +59,7 @@ class Policy:
     def _wanted(self, inflight: int, layout: Layout) -> Layout | None:
         config = self._config
         if config.policy == "rollout":
-            burst = inflight >= config.threshold
+            burst = inflight >= config.high
             self._armed = self._armed or burst
             if layout == Layout.TP:
                 # Not from EP: a new step that nobody announced, or announced too small.
@@ -68,9 +68,9 @@ class Policy:
             return Layout.TP if self._armed and self._mean_is_low() else None
         if config.policy == "interactive":
             if layout == Layout.TP:
-                return Layout.EP if inflight > config.threshold else None
+                return Layout.EP if inflight > config.high else None
             # A burst that has just arrived does not show in the mean yet.
-            return Layout.TP if inflight <= config.threshold and self._mean_is_low() else None
+            return Layout.TP if inflight <= config.high and self._mean_is_low() else None
         return None
 
     def _mean_is_low(self) -> bool:
@@ -81,7 +81,7 @@ class Policy:
         if self._refused is None:
             return False
         when, count = self._refused
-        return inflight == count or now_s - when < _RETRY_S
+        return inflight == count or now_s - when < RETRY_S
 
     def switched(self, now_s: float) -> None:
         """A switch was committed."""

@@ -19,9 +19,8 @@ def qwen3_moe_manifest(shape: ModelShape) -> Manifest:
     manifest: Manifest = {
         "model.embed_tokens.weight": (shape.vocab_size, hidden),
         "model.norm.weight": (hidden,),
+        "lm_head.weight": (shape.vocab_size, hidden),
     }
-    if not shape.tie_word_embeddings:
-        manifest["lm_head.weight"] = (shape.vocab_size, hidden)
     for layer in range(shape.layers):
         prefix = f"model.layers.{layer}."
         manifest |= {

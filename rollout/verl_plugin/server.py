@@ -40,7 +40,7 @@ class MoebiusServer(SGLangHttpServer):
         self.engine = SwitchingEngine(
             str(self.model_config.local_path), ranks=found.ranks, switch=found.switch, **arguments | found.server_args
         )
-        self.steps = Steps(self.engine, found.switch.threshold, found.switch.timeout_s)
+        self.steps = Steps(self.engine)
         self.seeds = Seeds(self.config.seed)
         self.tokenizer_manager = self.engine.tokenizer_manager
         self._server_port = self.engine.server_args.port
@@ -57,6 +57,8 @@ class MoebiusServer(SGLangHttpServer):
     ) -> TokenOutput:
         """One response, as verl's server gives it. An aborted one has stop_reason "abort" and the tokens it got.
 
+        extra_fields["global_steps"]: the version of the weights that it was generated with.
+
         Raises ValueError for a request that the engine refuses, RuntimeError if the engine cannot generate: verl would
         ask again for ever for what comes back as aborted.
         """
@@ -66,7 +68,8 @@ class MoebiusServer(SGLangHttpServer):
         with_logprobs = sampling.pop("logprobs", False)
         sampling["max_new_tokens"] = self._budget(len(prompt_ids), sampling)
         await self._resumed()
-        step = (self.global_steps or 0) + 1
+        version = self.global_steps  # of the weights; they stay until this request has ended (update_bucket)
+        step = (version or 0) + 1
         if self.engine.config.seeded:
             sampling["sampling_seed"] = self.seeds.draw(prompt_ids, step)
         async with self.steps.request(step) as lengths:
@@ -87,7 +90,7 @@ class MoebiusServer(SGLangHttpServer):
             token_ids=tokens,
             log_probs=logprobs,
             stop_reason=reason["type"],
-            extra_fields={"global_steps": self.global_steps},
+            extra_fields={"global_steps": version},  # verl's client makes the first and the last of several calls
         )
 
     def _budget(self, prompt_tokens: int, sampling: dict[str, Any]) -> int:
@@ -131,7 +134,10 @@ class MoebiusServer(SGLangHttpServer):
     # ---- weights
 
     async def update_bucket(self, request: UpdateWeightsFromTensorReqInput) -> None:
-        """Takes one bucket of a weight update. Raises ValueError if it is refused."""
+        """Takes one bucket of a weight update, once the requests in flight have ended.
+
+        Raises ValueError if it is refused, TimeoutError if requests or ranks do not get there in time.
+        """
         await self.steps.end()
         timeout_s = self.engine.config.timeout_s
         try:

@@ -14,10 +14,11 @@ from rollout.phases import step_report
 
 
 class Steps:
-    """Drives begin_step and end_step of an engine. `engine` has SwitchingEngine's async_begin_step, async_end_step."""
+    """Drives begin_step and end_step of an engine. `engine` has SwitchingEngine's config, async_begin_step and
+    async_end_step."""
 
-    def __init__(self, engine: Any, threshold: int, timeout_s: float):
-        self._engine, self._threshold, self._timeout_s = engine, threshold, timeout_s
+    def __init__(self, engine: Any):
+        self._engine, self._timeout_s = engine, engine.config.timeout_s
         self._lock = asyncio.Lock()  # one begin or end at a time
         self._idle = asyncio.Event()
         self._idle.set()
@@ -63,7 +64,7 @@ class Steps:
             trace = await self._engine.async_end_step()
             self._open = False
             if keep:
-                self._reports.append(step_report(trace, self._lengths, self._threshold))
+                self._reports.append(step_report(trace, self._lengths, self._engine.config.high))
 
     def updated(self, record: UpdateRecord) -> None:
         """A weight update has been taken."""

@@ -1,5 +1,5 @@
-"""A scheduler process that can be told to break its next switch, the control of every switch test, and to count its
-tensors and its allocations."""
+"""A scheduler process that can be told to break its next switch, the control of every switch test, to find no memory,
+and to count its tensors and its allocations."""
 
 import gc
 from collections.abc import Iterator
@@ -17,6 +17,7 @@ def run_scheduler_with_faults(*args) -> None:
     """As process.run_scheduler, plus these commands."""
     commands._HANDLERS["break_next_switch"] = _break_next_switch
     commands._HANDLERS["all_tensors"] = _all_tensors
+    commands._HANDLERS["no_room_for_next_resume"] = _no_room_for_next_resume
     commands._HANDLERS["device_allocations"] = lambda scheduler: {"count": _allocations[0]}
     run = switcher.Switcher.run
 
@@ -77,6 +78,18 @@ def _break_next_switch(scheduler, fault: str) -> dict:
             return "broken on purpose" if scheduler.tp_rank == 1 else None
 
         steps.verify = verify
+    return {}
+
+
+def _no_room_for_next_resume(scheduler) -> dict:
+    """As on a GPU that something else has filled (tests/gpu/test_engine.py)."""
+    occupation = scheduler.occupation
+
+    def resume(tags) -> None:
+        del occupation.resume
+        raise MemoryError("rank 1: allocate 4096 bytes")
+
+    occupation.resume = resume
     return {}
 
 

@@ -52,6 +52,40 @@ def test_resumed_weights_are_undefined_until_they_are_sent(engine, checkpoint):
     assert engine.health()["ok"]
 
 
+def test_an_update_does_not_write_into_released_weights(engine, checkpoint):
+    engine.release_memory_occupation(["weights"])
+    with pytest.raises(ValueError, match="memory of weights has been released: resume it before an update; nothing"):
+        engine.update_weights(checkpoint.items())
+    engine.resume_memory_occupation(["weights"])
+    engine.update_weights(checkpoint.items())
+    assert engine.health()["ok"]
+
+
+def test_an_update_without_kv_goes_back_to_ep_too(engine, checkpoint):
+    """verl releases the KV cache alone around an update of a server of its own."""
+    expected = engine.generate(**REQUEST)
+    engine.begin_step(1)
+    engine.switch("tp")
+    engine.release_memory_occupation(["kv_cache"])
+    assert engine.update_weights(checkpoint.items()).layout == "ep"
+    engine.resume_memory_occupation(["kv_cache"])
+    _, back = engine.end_step().switches
+    assert (back.target, back.refused, back.weight_bytes) == ("ep", None, 0)
+    again = engine.generate(**REQUEST)
+    assert [answer["output_ids"] for answer in again] == [answer["output_ids"] for answer in expected]
+
+
+def test_no_room_when_memory_is_resumed(engine, checkpoint):
+    engine.release_memory_occupation()
+    engine._run(engine._command("no_room_for_next_resume"))
+    with pytest.raises(RuntimeError, match=r"no memory for \['weights'\] \(rank 1: allocate 4096 bytes\): free some"):
+        engine.resume_memory_occupation(["weights"])
+    assert refusals(engine) == {"the memory of kv_cache and weights has been released: resume it first"}
+    engine.resume_memory_occupation()
+    engine.update_weights(checkpoint.items())
+    assert engine.health()["ok"]
+
+
 def test_under_requests_nothing_is_released(engine):
     async def go() -> list[dict]:
         task = asyncio.ensure_future(engine.async_generate(**REQUEST | {"sampling_params": GREEDY}))

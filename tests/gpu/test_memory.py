@@ -90,6 +90,35 @@ def test_peers_write_before_and_after_sleep(ranks, tmp_path):
     run_ranks(vmm_ranks, ranks, tmp_path)
 
 
+def full_ranks(rank: int, ranks: int, memory) -> None:
+    numbers = memory.take("weights", (ranks, 1 << 20), torch.int32)
+    memory.take("weights", (LARGE,), torch.uint8)
+    peers = Peers(memory, dist.group.WORLD, TIMEOUT_S)
+    peers.connect()
+    before = write_to_peers(rank, peers, numbers, 1)
+    peers.sleep(["weights"])
+    dist.barrier()
+    if rank == 0:
+        free = torch.cuda.mem_get_info()[0]
+        taken = torch.empty(free - LARGE // 2, dtype=torch.uint8, device="cuda")
+    dist.barrier()
+    with pytest.raises(MemoryError, match=r"rank \d: allocate \d+ bytes for 'weights': CUDA_ERROR_OUT_OF_MEMORY"):
+        peers.wake(["weights"])
+    assert not any(memory.is_awake(segment) for segment in memory.table.tagged(["weights"]))
+    if rank == 0:
+        del taken
+        torch.cuda.empty_cache()
+    dist.barrier()
+    peers.wake(["weights"])
+    assert write_to_peers(rank, peers, numbers, 2) == before
+    dist.barrier()
+    peers.close()
+
+
+def test_without_room_no_rank_wakes_and_later_all_do(tmp_path):
+    run_ranks(full_ranks, 2, tmp_path)
+
+
 def ipc_ranks(rank: int, ranks: int, _) -> None:
     memory = IpcMemory(torch.cuda.current_device())
     peers = Peers(memory, dist.group.WORLD, TIMEOUT_S)

@@ -12,7 +12,7 @@ from moebius_engine.config import SwitchConfig
 )
 def test_defaults_are_the_papers(policy, low, counts, rest_s):
     config = SwitchConfig(policy=policy)
-    assert (config.threshold, config.low, config.counts, config.rest_s) == (256, low, counts, rest_s)
+    assert (config.high, config.low, config.counts, config.rest_s) == (256, low, counts, rest_s)
 
 
 def test_given_values_win():
@@ -38,6 +38,11 @@ def test_frozen():
         ({"threshold": "256"}, "threshold='256': a whole number"),
         ({"threshold": 2.5}, "threshold=2.5: a whole number"),
         ({"window": True}, "window=True: a whole number"),
+        ({"calibrate": "on"}, "calibrate='on' is unknown: use one of"),
+        (
+            {"policy": "interactive", "calibrate": "auto", "low_threshold": 9},
+            "low_threshold=9 without threshold, which calibrate='auto' is to find",
+        ),
         ({"low_threshold": 200}, "low_threshold=200 with threshold=256: the rollout policy has one threshold"),
         ({"policy": "interactive", "low_threshold": 257}, "low_threshold=257 must lie between 1 and threshold=256"),
         ({"policy": "interactive", "low_threshold": 0}, "low_threshold=0 must lie between 1 and threshold=256"),

@@ -1,4 +1,4 @@
-"""The step's exchange between ranks: what is sent in one step is handled in the next, and a switch voids a decision."""
+"""The exchange between ranks: when what was sent is handled, and that a switch voids a decision."""
 
 import pytest
 import torch.distributed as dist
@@ -18,14 +18,26 @@ def header(work=0, control=0, inflight=0, decision=0) -> Header:
     return Header(work, control, inflight, 0, 0, decision, 0)
 
 
-@pytest.mark.parametrize("layout", Layout)
-def test_what_is_sent_is_handled_in_the_next_step_requests_first(inbox, layout):
-    assert inbox.receive(layout) == []
-    inbox.send(layout, ["a", "b"], ["flush"], header(work=2, control=1, inflight=3))
-    assert inbox.receive(layout) == ["a", "b", "flush"]
-    assert inbox.inflight() == 3
-    inbox.send(layout, [], [], header())
-    assert inbox.receive(layout) == []
+def test_in_tp_what_is_sent_is_handled_in_the_next_step_requests_first(inbox):
+    assert inbox.receive(Layout.TP) == []
+    inbox.send(Layout.TP, ["a", "b"], ["flush"], header(work=2, control=1, inflight=3))
+    assert inbox.receive(Layout.TP) == ["a", "b", "flush"]
+    assert (inbox.inflight(), inbox.arriving()) == (3, 2)
+    inbox.send(Layout.TP, [], [], header())
+    assert inbox.receive(Layout.TP) == []
+
+
+@pytest.mark.parametrize("now", Layout)
+def test_in_ep_requests_are_handled_when_they_come_and_travel_nowhere(inbox, now):
+    """Also if a switch follows before the exchange ends."""
+    inbox.send(Layout.EP, ["a", "b"], ["flush"], header(work=2, control=1, inflight=5))
+    assert inbox.receive(now) == ["flush"]
+    assert (inbox.inflight(), inbox.arriving()) == (5, 0)
+
+
+def test_requests_sent_in_tp_are_not_lost_if_the_exchange_ends_in_ep(inbox):
+    inbox.send(Layout.TP, ["a"], [], header(work=1))
+    assert inbox.receive(Layout.EP) == ["a"]
 
 
 def test_a_switch_voids_the_decision_at_hand_and_the_one_under_way(inbox):

@@ -29,13 +29,13 @@ def test_every_rank_skips_what_rank_0_said(skip):
 def test_short_steps_go_by_long_ones_do_not(step_s, skip):
     """A message is handled within 20 ms, or two steps."""
     pace = Pace()
-    pace.skip(0.0, busy=True)
+    pace.skip(0.0, quiet=True)
     for _ in range(5):
         pace.is_due()
-    assert pace.skip(5 * step_s, busy=True) == skip
+    assert pace.skip(5 * step_s, quiet=True) == skip
 
 
-def test_an_idle_engine_looks_at_every_turn():
+def test_an_engine_that_is_idle_or_receives_looks_at_every_turn():
     pace = Pace()
     pace.is_due()
-    assert pace.skip(0.001, busy=False) == 0
+    assert pace.skip(0.001, quiet=False) == 0

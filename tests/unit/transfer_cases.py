@@ -16,7 +16,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 def model_shape(experts=4, intermediate=4, hidden=3, layers=1, q_heads=4, kv_heads=2, head_dim=2) -> ModelShape:
-    return ModelShape("qwen3_moe", layers, hidden, intermediate, experts, q_heads, kv_heads, head_dim, 16, False)
+    return ModelShape("qwen3_moe", layers, hidden, intermediate, experts, q_heads, kv_heads, head_dim, 16)
 
 
 def other(layout: Layout) -> Layout:

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from moebius_engine.config import SwitchConfig
 from moebius_engine.telemetry import UpdateRecord
 from rollout.verl_plugin.steps import Steps
 from tests.unit.test_phases import trace
@@ -12,6 +13,7 @@ from tests.unit.test_phases import trace
 class Engine:
     def __init__(self):
         self.calls: list = []
+        self.config = SwitchConfig(threshold=2, timeout_s=0.5)
 
     async def async_begin_step(self, step, requests=None):
         await asyncio.sleep(0)
@@ -35,7 +37,7 @@ def engine():
 
 @pytest.fixture
 def steps(engine):
-    return Steps(engine, threshold=2, timeout_s=0.5)
+    return Steps(engine)
 
 
 async def test_a_step_is_begun_once_however_many_requests_come(engine, steps):

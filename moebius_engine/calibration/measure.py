@@ -1,0 +1,129 @@
+"""Times decode steps of both layouts on a running engine."""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from moebius_engine.calibration.curve import Point, crossing, point
+from moebius_engine.layout import Layout
+
+STEPS = 24  # decode steps timed for each layout and number of requests
+TOKENS = 10 * STEPS  # of a response, which is ended before it has them
+FINER = (1.25, 1.5, 1.75)  # between the two numbers, one twice the other, between which the layouts cross
+_FULL = 0.9  # share of a rank's KV rows that is used at most
+_POLL_S = 0.05  # each look at the engine costs it an exchange
+
+
+async def measure(engine: Any, context: int, budget_s: float) -> list[Point]:
+    """Both layouts at P, 2P, 4P, ... requests of `context` tokens each, then finer where they cross.
+
+    engine: an idle SwitchingEngine that no policy switches; it is left in EP, idle. budget_s: after this much time no
+    more prompts are prefilled, so larger numbers of requests may stay unmeasured.
+
+    Raises ValueError if fewer than two numbers of requests fit, TimeoutError as the engine does.
+    """
+    deadline = time.monotonic() + budget_s
+    sizes = await _sizes(engine, context)
+    points = await sweep(engine, sizes, context, until=time.monotonic() + budget_s / 2)
+    if (found := crossing(points).requests) is None:
+        return points
+    measured = sorted({p.requests for p in points})
+    low = max(n for n in measured if n <= found)
+    finer = sorted({round(low * part / engine.ranks) * engine.ranks for part in FINER} - set(measured))
+    finer = [n for n in finer if n < measured[-1]]
+    return points + (await sweep(engine, finer, context, until=deadline) if finer else [])
+
+
+async def _sizes(engine: Any, context: int) -> list[int]:
+    """P, 2P, 4P, ... as far as EP's ranks hold so many requests of this length."""
+    if context < 1:
+        raise ValueError(f"context={context}: at least 1 token")
+    if context + TOKENS > engine.context_len:
+        raise ValueError(f"context={context} and {TOKENS} more: a request may have {engine.context_len} tokens")
+    await engine.async_switch(Layout.EP)
+    rank = (await engine.async_health())["ranks"][0]
+    most = min(rank["max_running_requests"], int(rank["max_total_tokens"] * _FULL) // (context + TOKENS))
+    sizes = [engine.ranks]
+    while sizes[-1] * 2 <= most * engine.ranks:
+        sizes.append(sizes[-1] * 2)
+    if most < 1 or len(sizes) < 2:
+        raise ValueError(
+            f"context={context}: a rank holds {rank['max_total_tokens']} KV tokens and "
+            f"{rank['max_running_requests']} requests, too few for 2 requests; give a smaller context"
+        )
+    return sizes
+
+
+async def sweep(engine: Any, sizes: Sequence[int], context: int, until: float) -> list[Point]:
+    """EP at each of the sizes, upwards, so that prompts are prefilled once; then TP, which takes them over.
+
+    until: monotonic seconds after which no larger size is begun, but two in any case. Else as measure.
+    """
+    draw = random.Random(context)
+    prompts = [[draw.randrange(10, engine.shape.vocab_size) for _ in range(context)] for _ in range(sizes[-1])]
+    points, reached = [], []
+    for size in sizes:
+        began = time.monotonic()
+        async with _decoding(engine, prompts[:size]):
+            points.append(await _time(engine, Layout.EP, size))
+            reached.append(size)
+            last = size == sizes[-1] or (
+                len(reached) >= 2 and time.monotonic() + 2 * (time.monotonic() - began) > until
+            )
+            if last:
+                record = await engine.async_switch(Layout.TP)
+                if record is None or record.refused:
+                    raise RuntimeError(f"calibration could not switch to TP: {record and record.refused}")
+                points.append(await _time(engine, Layout.TP, size))
+        if last:
+            break
+    for size in reached[-2::-1]:
+        async with _decoding(engine, prompts[:size]):
+            points.append(await _time(engine, Layout.TP, size))
+    await engine.async_switch(Layout.EP)
+    return points
+
+
+@asynccontextmanager
+async def _decoding(engine: Any, prompts: Sequence[Sequence[int]]) -> AsyncIterator[None]:
+    """All of these prompts decode within it."""
+    sampling = {"temperature": 0.0, "ignore_eos": True, "max_new_tokens": TOKENS}
+    batch = asyncio.ensure_future(engine.async_generate_now(input_ids=list(prompts), sampling_params=sampling))
+
+    async def all_decode() -> bool:
+        health = await engine.async_health()
+        waiting = any(rank["waiting"] or rank["prefilling"] for rank in health["ranks"])
+        return health["inflight"] == len(prompts) and not waiting
+
+    try:
+        await _until(engine, all_decode, f"{len(prompts)} requests decode together")
+        yield
+    finally:
+        await engine.async_abort(abort_all=True)
+        await asyncio.wait_for(batch, engine.config.timeout_s)
+
+
+async def _time(engine: Any, layout: Layout, size: int) -> Point:
+    """The next steps of `size` requests that decode."""
+    await engine.async_step_times()
+    first = (await engine.async_health())["ranks"][0]["forward_ct"]
+
+    async def enough() -> bool:
+        return (await engine.async_health())["ranks"][0]["forward_ct"] >= first + STEPS
+
+    await _until(engine, enough, f"{size} requests decode for {STEPS} steps")
+    steps = [
+        s for where, count, steps in await engine.async_step_times() if (where, count) == (layout, size) for s in steps
+    ]
+    return point(layout.value, size, steps)
+
+
+async def _until(engine: Any, done: Callable[[], Awaitable[bool]], what: str) -> None:
+    deadline = time.monotonic() + engine.config.timeout_s
+    while not await done():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"calibration: {what} is not so after {engine.config.timeout_s} s")
+        await asyncio.sleep(_POLL_S)

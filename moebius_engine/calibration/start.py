@@ -1,0 +1,98 @@
+"""Calibration at an engine's start: from a file or by measuring, and what the policy makes of it."""
+
+import logging
+import math
+import os
+import platform
+import time
+from dataclasses import asdict, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from moebius_engine.calibration import store
+from moebius_engine.calibration.curve import crossing
+from moebius_engine.calibration.measure import measure
+from moebius_engine.calibration.store import Calibration, Setting
+from moebius_engine.config import SwitchConfig
+
+log = logging.getLogger(__name__)
+
+CONTEXT, BUDGET_S = 1024, 20.0
+_VERSIONS = ("moebius-rollout", "sglang", "torch")
+
+
+def setting_of(engine: Any, context: int = CONTEXT) -> Setting:
+    """engine: a SwitchingEngine."""
+    cuda = torch.cuda.is_available()
+    return Setting(
+        model=asdict(engine.shape),
+        dtype=str(engine.server_args.dtype),
+        ranks=engine.ranks,
+        device=torch.cuda.get_device_name(0) if cuda else f"{platform.machine()}, {os.cpu_count()} cores",
+        share_gpu=engine.config.share_gpu,
+        context=context,
+        versions={name: version(name) for name in _VERSIONS},
+    )
+
+
+async def calibrate(engine: Any, context: int = CONTEXT, budget_s: float = BUDGET_S) -> Calibration:
+    """Measure. engine: idle; no policy switches it meanwhile, and afterwards its own holds again. Raises as
+    measure.measure."""
+    began, config = time.monotonic(), engine.config
+    await engine.async_set_policy(replace(config, policy="ep", low_threshold=None))
+    try:
+        points = await measure(engine, context, budget_s)
+    finally:
+        await engine.async_set_policy(config)
+    return Calibration(
+        setting=setting_of(engine, context),
+        points=tuple(points),
+        crossing=crossing(points),
+        seconds=time.monotonic() - began,
+    )
+
+
+async def calibrate_at_start(engine: Any, where: Path | None = None) -> None:
+    """Give the engine's policy the crossing that holds here, as SwitchConfig.calibrate says.
+
+    where: the folder of calibrations, store.folder() by default. Raises ValueError if there is none and "file" is
+    asked for.
+    """
+    config = engine.config
+    if config.calibrate == "off" or config.threshold is not None or config.policy not in ("rollout", "interactive"):
+        return
+    setting = setting_of(engine)
+    found = store.load(setting, where)
+    origin = f"{(where or store.folder()) / setting.name}"
+    if found is None and config.calibrate == "file":
+        raise ValueError(
+            f"calibrate='file': {origin} does not exist; run `moebius-rollout calibrate`, or use calibrate='auto'"
+        )
+    if found is None:
+        found = await calibrate(engine)
+        origin = f"measured in {found.seconds:.1f} s, kept in {store.save(found, where)}"
+    await engine.async_set_policy(calibrated(config, found))
+    log.warning("%s (%s)", in_words(found), origin)
+
+
+def calibrated(config: SwitchConfig, found: Calibration) -> SwitchConfig:
+    """The same with the crossing as its threshold, or pinned to the layout that is faster everywhere."""
+    if found.crossing.requests is None:
+        assert found.crossing.winner is not None
+        return replace(config, policy=found.crossing.winner, low_threshold=None)
+    return replace(config, threshold=max(1, math.ceil(found.crossing.requests)))
+
+
+def in_words(found: Calibration) -> str:
+    """One line: the crossing and its interval, or who wins."""
+    measured = sorted({p.requests for p in found.points})
+    where, cross = f"measured from {measured[0]} to {measured[-1]} requests", found.crossing
+    if cross.requests is None:
+        name = str(cross.winner).upper()
+        return f"calibration: {name} is faster at all numbers {where}, so the engine stays in {name}"
+    least = f"below {measured[0]}" if cross.least is None else f"{cross.least:.0f}"
+    most = f"above {measured[-1]}" if cross.most is None else f"{cross.most:.0f}"
+    return f"calibration: EP is faster from {cross.requests:.0f} requests on (95 %: {least} to {most}), {where}"

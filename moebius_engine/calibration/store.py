@@ -1,0 +1,61 @@
+"""A calibration as a file, found again by what it was measured on."""
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import Field, ValidationError
+
+from moebius_engine.calibration.curve import Crossing, Point
+from moebius_engine.telemetry import Record
+
+
+class Setting(Record):
+    """What a calibration holds for: with any of it different, another is measured."""
+
+    model: Mapping[str, int | str] = Field(description="sizes of the model (layout.shape.ModelShape)")
+    dtype: str = Field(description="of weights and KV")
+    ranks: int = Field(description="P")
+    device: str = Field(description="name of the GPU, or of the CPU and its cores")
+    share_gpu: bool = Field(description="whether all ranks run on one GPU")
+    context: int = Field(description="tokens that each request held [tokens]")
+    versions: Mapping[str, str] = Field(description="of what decides the speed")
+
+    @property
+    def name(self) -> str:
+        """Of the file."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:16] + ".json"
+
+
+class Calibration(Record):
+    setting: Setting
+    points: tuple[Point, ...]
+    crossing: Crossing
+    seconds: float = Field(description="what measuring took [s]")
+
+
+def folder() -> Path:
+    """Where calibrations are kept, as the XDG base directory specification has it."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "moebius-rollout" / "calibration"
+
+
+def load(setting: Setting, where: Path | None = None) -> Calibration | None:
+    """The calibration of this setting, None if there is none. Raises ValueError, naming the file, for a broken one."""
+    path = (where or folder()) / setting.name
+    if not path.exists():
+        return None
+    try:
+        return Calibration.model_validate_json(path.read_text(encoding="utf-8"))
+    except ValidationError as error:
+        raise ValueError(f"{path} is no calibration: {error.errors()[0]['msg']}; remove it") from error
+
+
+def save(calibration: Calibration, where: Path | None = None) -> Path:
+    """Write it under its setting's name. Returns the path."""
+    path = (where or folder()) / calibration.setting.name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(f".{os.getpid()}")  # engines may start at the same time
+    partial.write_text(calibration.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    partial.replace(path)
+    return path

@@ -1,0 +1,97 @@
+"""What an engine makes of a calibration: from a file or measured, and never against a threshold that is given."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from moebius_engine.calibration import start
+from moebius_engine.calibration.curve import Crossing, crossing
+from moebius_engine.calibration.start import calibrate_at_start, calibrated, in_words
+from moebius_engine.calibration.store import Calibration, load, save
+from moebius_engine.config import SwitchConfig
+from moebius_engine.layout.shape import ModelShape
+from tests.unit.test_calibration_curve import points
+
+SHAPE = ModelShape("qwen3_moe", 4, 64, 64, 8, 4, 2, 16, 512)
+
+
+class Engine:
+    """What calibrate_at_start asks of an engine."""
+
+    def __init__(self, **config):
+        self.config, self.shape, self.ranks = SwitchConfig(**config), SHAPE, 2
+        self.server_args = SimpleNamespace(dtype="float32")
+        self.measured = 0
+
+    async def async_set_policy(self, config):
+        self.config = config
+
+
+@pytest.fixture
+def measuring(monkeypatch):
+    """Measuring finds the layouts crossing at 40 requests."""
+
+    async def calibrate(engine):
+        engine.measured += 1
+        found = points(40)
+        return Calibration(setting=start.setting_of(engine), points=tuple(found), crossing=crossing(found), seconds=1.0)
+
+    monkeypatch.setattr(start, "calibrate", calibrate)
+
+
+async def test_measured_once_and_read_the_next_time(tmp_path, measuring):
+    for measured in (1, 0):
+        engine = Engine(calibrate="auto")
+        await calibrate_at_start(engine, tmp_path)
+        assert (engine.config.high, engine.measured) == (40, measured)
+    other = Engine(calibrate="auto", share_gpu=True)  # on another machine, so to speak
+    await calibrate_at_start(other, tmp_path)
+    assert other.measured == 1
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"calibrate": "off"},
+        {"calibrate": "auto", "threshold": 7},
+        {"calibrate": "file", "threshold": 7},
+        {"calibrate": "auto", "policy": "ep"},
+    ],
+)
+async def test_what_the_user_says_wins(config, tmp_path, measuring):
+    engine = Engine(**config)
+    before = engine.config
+    await calibrate_at_start(engine, tmp_path)
+    assert (engine.config, engine.measured) == (before, 0)
+
+
+async def test_a_file_that_is_asked_for_must_be_there_and_whole(tmp_path, measuring):
+    engine = Engine(calibrate="file")
+    with pytest.raises(ValueError, match=r"calibrate='file': .* does not exist; run `moebius-rollout calibrate`"):
+        await calibrate_at_start(engine, tmp_path)
+    (tmp_path / start.setting_of(engine).name).write_text("{}")
+    with pytest.raises(ValueError, match=r"is no calibration: Field required; remove it"):
+        await calibrate_at_start(engine, tmp_path)
+
+
+def calibration(found: Crossing) -> Calibration:
+    return Calibration(setting=start.setting_of(Engine()), points=tuple(points(40)), crossing=found, seconds=1.0)
+
+
+def test_a_crossing_becomes_the_threshold_and_a_winner_stays():
+    found = calibration(Crossing(requests=39.2, least=30.4, most=None, winner=None))
+    assert calibrated(SwitchConfig(), found).high == 40
+    assert calibrated(SwitchConfig(policy="interactive"), found).low == 32
+    assert in_words(found) == (
+        "calibration: EP is faster from 39 requests on (95 %: 30 to above 256), measured from 2 to 256 requests"
+    )
+    wins = calibration(Crossing(requests=None, least=None, most=None, winner="tp"))
+    assert calibrated(SwitchConfig(policy="rollout"), wins).policy == "tp"
+    assert "TP is faster at all numbers measured from 2 to 256 requests, so the engine stays in TP" in in_words(wins)
+
+
+def test_a_file_reads_back(tmp_path):
+    made = calibration(Crossing(requests=39.2, least=30.4, most=None, winner=None))
+    assert load(made.setting, tmp_path) is None
+    assert save(made, tmp_path) == tmp_path / made.setting.name
+    assert load(made.setting, tmp_path) == made
