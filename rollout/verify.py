@@ -9,6 +9,10 @@ time and switched both ways:
   orders, so the KV that they compute differs in the last bits.
 - Weights: after the first and the last switch into each layout, every parameter, byte for byte, with the fresh start.
 - Tokens and logprobs: every answer, with both unswitched runs; without the requests on which these two differ.
+
+In bfloat16 rounding alone changes tokens from layout to layout. There the tokens that a run drew are given to the same
+engine once more, as a prompt, and the logprobs of drawing and of reading them are compared. How far these lie apart
+without any switch is what the static runs show.
 """
 
 import asyncio
@@ -27,6 +31,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from moebius_engine.config import SwitchConfig
 from moebius_engine.layout import Layout
 from rollout.findings import Answer, Digests, Findings
+from rollout.forced import ForcedFindings
 
 Request = Mapping[str, Any]
 
@@ -69,17 +74,20 @@ def make_requests(count: int, vocab_size: int, seed: int = 0) -> list[Request]:
     return requests
 
 
-def run(switches: int, ranks: int, share_gpu: bool = False, console: Console | None = None) -> dict[str, Any]:
+def run(
+    switches: int, ranks: int, dtype: str = "float32", share_gpu: bool = False, console: Console | None = None
+) -> dict[str, Any]:
     """Switch `switches` times on P = `ranks` ranks. Returns Findings.result.
 
-    share_gpu: all ranks on GPU 0 (SwitchConfig.share_gpu). console: where progress and the reasons of a failure go, by
-    default standard error. Raises TimeoutError if an engine does not answer within DEADLINE_S. The engines are stopped
-    in any case.
+    dtype: "float32" or "bfloat16". share_gpu: all ranks on GPU 0 (SwitchConfig.share_gpu). console: where progress and
+    the reasons of a failure go, by default standard error. Raises TimeoutError if an engine does not answer within
+    DEADLINE_S. The engines are stopped in any case.
     """
     from recipes.tiny_moe import make_tiny_moe  # the model library takes seconds to import
 
     console = console or Console(stderr=True)
-    findings = Findings()
+    exact = dtype == "float32"
+    findings = Findings() if exact else ForcedFindings()
     shape, streams = model_shape(ranks), ranks * STREAMS_PER_RANK
     requests = make_requests(streams * REQUESTS_PER_STREAM, shape["vocab_size"])
     fresh: dict[Layout, Digests] = {}
@@ -89,29 +97,37 @@ def run(switches: int, ranks: int, share_gpu: bool = False, console: Console | N
         model = str(make_tiny_moe(folder, **shape))
         for layout in (Layout.TP, Layout.EP):
             task = progress.add_task(f"static {layout}", total=len(requests))
-            with _engine(model, ranks, SwitchConfig(policy="off", static_layout=layout, share_gpu=share_gpu)) as engine:
+            static = SwitchConfig(policy="off", static_layout=layout, share_gpu=share_gpu)
+            with _engine(model, ranks, dtype, static) as engine:
                 fresh[layout] = engine.weight_digests()
-                unswitched[f"static {layout}"] = engine.loop.run_until_complete(
+                answers = engine.loop.run_until_complete(
                     _answer_all(engine, requests, lambda task=task: progress.advance(task))
                 )
-        chosen = findings.choose(unswitched)
+                unswitched[f"static {layout}"] = answers
+                if isinstance(findings, ForcedFindings):
+                    findings.add_unswitched(answers, _read(engine, requests, answers))
+        chosen = findings.choose(unswitched) if exact else range(len(requests))
         for number in sorted(set(range(len(requests))) - set(chosen)):
             console.print(f"Left out: request {number}, on which the static runs differ", highlight=False)
         if not findings.faults:
             task = progress.add_task("switching", total=switches)
             config = SwitchConfig(policy="ep", check_bytes=True, timeout_s=DEADLINE_S, share_gpu=share_gpu)
-            with _engine(model, ranks, config) as engine:
+            with _engine(model, ranks, dtype, config) as engine:
                 switcher = _switch_all(engine, switches, fresh, findings, lambda: progress.advance(task))
-                answers = engine.loop.run_until_complete(_feed_while(engine, requests, chosen, streams, switcher))
-            for number, answer in answers:
-                findings.add_answer(number, answer, {name: answers_[number] for name, answers_ in unswitched.items()})
+                numbered = engine.loop.run_until_complete(_feed_while(engine, requests, chosen, streams, switcher))
+                if isinstance(findings, ForcedFindings):
+                    numbers, answers = zip(*numbered, strict=True)
+                    findings.add_switched(numbers, answers, _read(engine, [requests[n] for n in numbers], answers))
+            if exact:
+                for number, answer in numbered:
+                    findings.add_answer(number, answer, {name: run_[number] for name, run_ in unswitched.items()})
     for reason in findings.faults:
         console.print(f"FAILED: {reason}", markup=False, highlight=False, soft_wrap=True)
     return findings.result()
 
 
 @contextmanager
-def _engine(model: str, ranks: int, switch: SwitchConfig) -> Iterator[Any]:
+def _engine(model: str, ranks: int, dtype: str, switch: SwitchConfig) -> Iterator[Any]:
     from moebius_engine.engine import SwitchingEngine  # imports SGLang, which takes seconds
 
     with asyncio.Runner() as runner:
@@ -121,6 +137,7 @@ def _engine(model: str, ranks: int, switch: SwitchConfig) -> Iterator[Any]:
             ranks=ranks,
             switch=switch,
             skip_tokenizer_init=True,
+            dtype=dtype,
             max_running_requests=ranks * RUNNING_PER_RANK,
             chunked_prefill_size=ranks * CHUNK_PER_RANK,
             **_gpu_arguments(ranks),
@@ -132,7 +149,7 @@ def _engine(model: str, ranks: int, switch: SwitchConfig) -> Iterator[Any]:
 
 
 def _gpu_arguments(ranks: int) -> dict[str, Any]:
-    """Exact arithmetic, so that the two layouts draw the same tokens; none on a CPU, where it is exact anyhow."""
+    """Exact float32, so that the two layouts draw the same tokens; none on a CPU, where it is exact anyhow."""
     import torch
 
     if not torch.cuda.is_available():
@@ -140,7 +157,6 @@ def _gpu_arguments(ranks: int) -> dict[str, Any]:
     os.environ["TRITON_F32_DEFAULT"] = "ieee"  # else Triton multiplies float32 as tf32
     running = ranks * RUNNING_PER_RANK
     return {
-        "dtype": "float32",
         "attention_backend": "triton",
         "sampling_backend": "pytorch",
         "grammar_backend": "none",
@@ -166,6 +182,21 @@ async def _answer_all(engine, requests: Sequence[Request], done) -> list[Answer]
         return answer
 
     return await asyncio.gather(*map(one, requests))
+
+
+def _read(engine, requests: Sequence[Request], answers: Sequence[Answer]) -> list[Answer]:
+    """The same prompts with their answers' tokens appended, read in one prefill each, from no cached prefix."""
+    engine.flush_cache()
+    again = [
+        {
+            "input_ids": [*request["input_ids"], *answer["output_ids"]],
+            "sampling_params": {"temperature": 0.0, "max_new_tokens": 1},
+            "return_logprob": True,
+            "logprob_start_len": len(request["input_ids"]) - 1,
+        }
+        for request, answer in zip(requests, answers, strict=True)
+    ]
+    return engine.loop.run_until_complete(_answer_all(engine, again, lambda: None))
 
 
 async def _feed_while(
