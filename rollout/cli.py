@@ -8,12 +8,16 @@ import typer
 
 from rollout.budget_cli import budget_command
 from rollout.failure import fail
+from rollout.plan_cli import plan_command
 from rollout.recipe_cli import recipe_command
 from rollout.replay_cli import replay_command
 from rollout.report_cli import report_command
+from rollout.simulate_cli import simulate_command
 from rollout.train_cli import train_command
 
 # Plain messages: an error is one line that begins with "Error:", also in a log.
+VERIFY_DTYPES = ("float32", "bfloat16")
+
 app = typer.Typer(
     help="RL rollouts for mixture-of-experts models, switching between expert and tensor parallelism in mid-rollout.",
     no_args_is_help=True,
@@ -49,6 +53,7 @@ def demo(
 def verify(
     switches: Annotated[int, typer.Option(help="How often to switch, both ways in turn.")] = 20,
     ranks: Annotated[int, typer.Option(help="Processes that hold the model.")] = 2,
+    dtype: Annotated[str, typer.Option(help="float32 compares tokens; bfloat16 teacher-forced logprobs.")] = "float32",
     share_gpu: Annotated[bool, typer.Option("--share-gpu", help="All ranks on GPU 0; needs MPS.")] = False,
 ) -> None:
     """Switch with requests in flight, and compare weights, KV, tokens and logprobs with what was never switched.
@@ -62,20 +67,24 @@ def verify(
     from moebius_engine.sglang.arguments import check_machine
     from rollout.verify import run
 
+    if dtype not in VERIFY_DTYPES:
+        fail(f"dtype={dtype!r} is unknown; use one of {list(VERIFY_DTYPES)}")
     try:
         check_machine(ranks, share_gpu)
     except ValueError as error:
         fail(str(error))
-    result = run(switches=switches, ranks=ranks, share_gpu=share_gpu)
+    result = run(switches=switches, ranks=ranks, dtype=dtype, share_gpu=share_gpu)
     typer.echo(json.dumps(result))
     raise typer.Exit(0 if result["ok"] else 1)
 
 
 app.command("budget")(budget_command)
+app.command("plan")(plan_command)
 app.command("recipe")(recipe_command)
 app.command("report")(report_command)
 app.command("train")(train_command)
 app.command("replay")(replay_command)
+app.command("simulate")(simulate_command)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,8 @@ class StandInEngine:
     """A token a millisecond and request; the tokens depend on the prompt only. Switches once as the policy would."""
 
     def __init__(self, model_path, ranks, switch, **server_args):
-        self._policy, self._threshold = switch.policy, switch.threshold
+        self.config = switch
+        self._policy, self._threshold = switch.policy, switch.high
         self.layout = "tp" if switch.policy == "tp" else "ep"
         self._live: dict[str, asyncio.Event] = {}
         self._step, self.down = 0, False
@@ -304,6 +305,7 @@ async def test_arguments_that_do_not_fit_are_refused(actor):
         (["demo", "--problems", "3"], "must be at least 16 requests"),
         (["demo", "--out", __file__], "out must be a folder"),
         (["verify", "--switches", "0"], "switches must be at least 1, got 0"),
+        (["verify", "--dtype", "float8"], "dtype='float8' is unknown; use one of ['float32', 'bfloat16']"),
         (["verify", "--ranks", "1"], "ranks must be at least 2, got 1"),
     ],
 )
@@ -324,7 +326,7 @@ def test_verify_ends_with_its_json_and_code(monkeypatch, ok, code):
 
     monkeypatch.setitem(sys.modules, "rollout.verify", SimpleNamespace(run=run))
     result = CliRunner().invoke(app, ["verify", "--switches", "4", "--ranks", "2"])
-    assert (result.exit_code, calls) == (code, [{"switches": 4, "ranks": 2, "share_gpu": False}])
+    assert (result.exit_code, calls) == (code, [{"switches": 4, "ranks": 2, "dtype": "float32", "share_gpu": False}])
     assert json.loads(result.stdout.splitlines()[-1]) == {"switches": 4, "ok": ok}
 
 
