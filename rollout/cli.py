@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from rollout.budget_cli import budget_command
+from rollout.calibrate_cli import calibrate_command
 from rollout.failure import fail
 from rollout.plan_cli import plan_command
 from rollout.recipe_cli import recipe_command
@@ -79,6 +80,7 @@ def verify(
 
 
 app.command("budget")(budget_command)
+app.command("calibrate")(calibrate_command)
 app.command("plan")(plan_command)
 app.command("recipe")(recipe_command)
 app.command("report")(report_command)

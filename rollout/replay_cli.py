@@ -1,12 +1,12 @@
 """`moebius-rollout replay`: a recorded step again, in another layout or with another threshold."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from rollout.failure import fail
+from rollout.server_argument import server_argument
 
 POLICIES = ("rollout", "ep", "tp")
 
@@ -42,7 +42,7 @@ def replay_command(
     from rollout.replay.workload import read_workloads
 
     try:
-        server_args = dict(map(_server_argument, changes or []))
+        server_args = dict(map(server_argument, changes or []))
         switch = SwitchConfig(policy=policy, threshold=threshold)  # type: ignore[arg-type]  # checked above
         shape = _shape(model)
         check_ranks(shape, ranks)
@@ -64,14 +64,3 @@ def _shape(model: str) -> Any:
     from moebius_engine.layout.shape import ModelShape
 
     return ModelShape.from_hf_config(AutoConfig.from_pretrained(model).to_dict())
-
-
-def _server_argument(change: str) -> tuple[str, Any]:
-    """max_running_requests=64 as ("max_running_requests", 64); a value that is not JSON is text."""
-    name, equals, value = change.partition("=")
-    if not (name and equals):
-        raise ValueError(f"--set {change!r}: give argument=value")
-    try:
-        return name, json.loads(value)
-    except json.JSONDecodeError:
-        return name, value
