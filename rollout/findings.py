@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from moebius_engine.telemetry import SwitchRecord
+from rollout.checksum import Digests
 
 Answer = Mapping[str, Any]
-Digests = Sequence[Mapping[str, tuple[str, int]]]
-"""Per rank: parameter name → (digest, bytes), from SwitchingEngine.weight_digests."""
 
 # The same weights in another layout round differently: below 1e-4 in fp32 on this model. A layer with a wrong expert or
 # a lost KV row moves them by more than 1e-2 (tests/engine/test_switch.py holds both). The bound lies between.
@@ -29,6 +28,7 @@ class Findings:
     tokens: int = 0
     bytes: int = 0
     max_logprob_diff: float = 0.0
+    checksums: dict[str, str] = field(default_factory=dict)  # of all parameters, by the layout found last
 
     def add_switch(self, number: int, record: SwitchRecord | None) -> None:
         """A switch and the KV compared within it."""
@@ -85,7 +85,8 @@ class Findings:
                 self.max_logprob_diff = max(self.max_logprob_diff, diff)
 
     def result(self) -> dict[str, Any]:
-        """The line of JSON. switches: committed. bytes_compared: KV and weights, of all ranks."""
+        """The line of JSON. switches: committed. bytes_compared: KV and weights, of all ranks. weights_checksum: of all
+        ranks' parameters in each layout (rollout/checksum.py)."""
         return {
             "switches": len(self.inflight),
             "inflight_min": min(self.inflight, default=0),
@@ -93,6 +94,7 @@ class Findings:
             "tokens_compared": self.tokens,
             "bytes_compared": self.bytes,
             "max_logprob_diff": self.max_logprob_diff,
+            "weights_checksum": self.checksums,
             "ok": not self.faults and self.tokens > 0,
         }
 

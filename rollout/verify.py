@@ -30,7 +30,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from moebius_engine.config import SwitchConfig
 from moebius_engine.layout import Layout
-from rollout.findings import Answer, Digests, Findings
+from rollout.checksum import Digests, checksum
+from rollout.findings import Answer, Findings
 from rollout.forced import ForcedFindings
 
 Request = Mapping[str, Any]
@@ -230,6 +231,7 @@ async def _switch_all(engine, switches: int, fresh: Mapping[Layout, Digests], fi
         if number <= 2 or number > switches - 2:
             found = await engine.async_weight_digests()
             findings.add_weights(f"weights after switch {number} to {target}", fresh[target], found)
+            findings.checksums[target.value] = checksum(found)
         done()
 
 

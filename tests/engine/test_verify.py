@@ -10,7 +10,16 @@ from tests.engine import faults
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # three engine starts each
 
-KEYS = ["switches", "inflight_min", "requests", "tokens_compared", "bytes_compared", "max_logprob_diff", "ok"]
+KEYS = [
+    "switches",
+    "inflight_min",
+    "requests",
+    "tokens_compared",
+    "bytes_compared",
+    "max_logprob_diff",
+    "weights_checksum",
+    "ok",
+]
 
 
 def verify(switches: int):
@@ -30,6 +39,7 @@ def test_an_honest_engine_passes():
     assert result["tokens_compared"] > 100
     assert result["bytes_compared"] > 1_000_000
     assert 0 <= result["max_logprob_diff"] < 1e-3
+    assert set(result["weights_checksum"]) == {"tp", "ep"}
 
 
 @pytest.mark.parametrize(

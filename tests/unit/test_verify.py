@@ -44,6 +44,7 @@ def test_equal_runs_are_ok_and_counted():
         "requests": 1,
         "tokens_compared": 3,
         "bytes_compared": 1540,
+        "weights_checksum": {},
         "ok": True,
     }
     assert findings.faults == []
