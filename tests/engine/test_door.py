@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -284,6 +285,13 @@ def test_more_ranks_than_the_machine_allows(no_process, small_models, monkeypatc
     monkeypatch.setattr(arguments.environment, "is_needed", lambda: True)
     message = refused_start(small_models("wide", q_heads=8, kv_heads=8), ranks=8)
     assert "ranks=8" in message and "4" in message
+
+
+def test_tied_embeddings(no_process, small_models):
+    path = Path(small_models("tied")) / "config.json"
+    path.write_text(path.read_text().replace('"tie_word_embeddings": false', '"tie_word_embeddings": true'))
+    message = refused_start(str(path.parent))
+    assert "tie_word_embeddings=True" in message and "lm_head.weight" in message
 
 
 def test_an_unknown_model_type(no_process, tmp_path):

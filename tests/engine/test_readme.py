@@ -3,7 +3,10 @@
 import ast
 import importlib
 import inspect
+import os
 import re
+import subprocess
+import sys
 from dataclasses import fields
 from pathlib import Path
 
@@ -40,15 +43,27 @@ def test_code_blocks_compile_and_import(block):
                 assert hasattr(module, alias.name), f"{node.module} has no {alias.name}"
 
 
+@pytest.mark.slow
+def test_the_first_code_block_runs(tmp_path):
+    """As a script: its ranks import it once more."""
+    script = tmp_path / "first.py"
+    script.write_text(BLOCKS[0])
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("SGLANG_", "OMP_"))}
+    own["PYTHONPATH"] = str(ROOT)
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, env=own, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == f"{[16 * (row + 1) for row in range(8)]} tp"
+
+
 def test_calls_in_the_code_blocks_fit_their_signatures():
-    from moebius_engine.engine import SwitchingEngine
+    from moebius_engine.engine import Engine, SwitchingEngine
     from recipes.tiny_moe import make_tiny_moe
     from rollout.actor import RolloutActor
 
     python, ray = map(ast.parse, BLOCKS)
     checked = [(python, make_tiny_moe, "make_tiny_moe", 0), (python, SwitchingEngine, "SwitchingEngine", 0)]
     checked += [(python, SwitchingEngine.health, "health", 1), (python, SwitchingEngine.shutdown, "shutdown", 1)]
-    checked += [(python, inspect.unwrap(SwitchingEngine.__mro__[1].generate), "generate", 1)]
+    checked += [(python, inspect.unwrap(Engine.generate), "generate", 1)]
     checked += [(ray, RolloutActor, "remote_actor", 0)]
     checked += [
         (ray, getattr(RolloutActor, name), name, 1) for name in ("begin_step", "generate_batch", "end_step", "shutdown")

@@ -65,6 +65,7 @@ def test_final_answer_finds_the_box(number, before):
         ("Yes", "No", Verdict.WRONG),
         ("(0,1)", "(0,2)", Verdict.WRONG),
         ("1", "\\begin{pmatrix}1 & ", Verdict.WRONG),
+        ("", "1", Verdict.WRONG),
     ],
 )
 def test_grade(grader, gold, answer, verdict):

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,15 @@ def make_model(path: Path) -> Path:
     return make_tiny_moe(path, layers=2, hidden=32, max_position=512, tokenizer=tokenizer)
 
 
-def run(folder: Path, *overrides: str, timeout_s: float = 900) -> list[dict[str, Any]]:
-    """Two GRPO steps of 4 prompts with 4 responses each, in waves of 8. Raises CalledProcessError if the run fails."""
-    rows = verl_rows("tiny", [f"Say something about {number}." for number in range(8)], ["x"] * 8)
-    rows.to_parquet(folder / "train.parquet")
+def run(
+    folder: Path, *overrides: str, answers: Sequence[str] = ("x",) * 8, timeout_s: float = 900
+) -> list[dict[str, Any]]:
+    """Two GRPO steps of 4 prompts with 4 responses each, in waves of 8. Raises CalledProcessError if the run fails.
+
+    answers: one a prompt; reward.py says what they mean.
+    """
+    prompts = [f"Say something about {number}." for number in range(len(answers))]
+    verl_rows("tiny", prompts, answers).to_parquet(folder / "train.parquet")
     steps = folder / "steps.jsonl"
     settings = {
         "actor_rollout_ref.model.path": make_model(folder / "model"),

@@ -36,6 +36,10 @@ def check_weights(steps) -> None:
         assert step["training/rollout_probs_diff_max"] < MAX_DIFF
         assert step["moebius/weight_update_bytes"] == steps[0]["moebius/weight_update_bytes"] > 0
         assert step["moebius/weight_update_s"] > 0
+        # Every sample has begun and ended with the weights of the step before (versions, as verl counts them).
+        assert step["training/off_policy/trajectory_spans/max"] == 1
+        assert step["training/off_policy/trajectory_staleness/max"] == 0
+        assert step["training/off_policy/trajectory_staleness_worst/max"] == 0
 
 
 def test_two_steps_of_grpo_switch_in_mid_rollout(tmp_path):
@@ -51,3 +55,48 @@ def test_a_standalone_rollout_gets_every_update_too(tmp_path):
     check_weights(steps)
     assert "moebius/step_s" not in steps[0]  # the first rollout step ended with the update after it
     check_switch(steps[1])
+
+
+def test_two_replicas_and_a_validation(tmp_path):
+    steps = run(
+        tmp_path,
+        "trainer.n_gpus_per_node=4",
+        "ray_kwargs.ray_init.num_gpus=4",
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4",
+        "actor_rollout_ref.rollout.max_num_seqs=4",
+        "actor_rollout_ref.rollout.engine_kwargs.moebius.threshold=6",
+        "trainer.val_before_train=true",
+        "trainer.test_freq=1",
+        "data.val_max_samples=4",
+        timeout_s=1100,
+    )
+    before, *steps = steps
+    assert set(before) == {key for key in before if key.startswith("val-")} != set()
+    check_weights(steps)
+    for step in steps:
+        check_switch(step)
+        assert {key for key in step if key.startswith("val-core/")}
+        for replica in ("moebius/replica_0", "moebius/replica_1"):
+            assert step[f"{replica}/switches"] >= 1 and step[f"{replica}/tokens_burst"] > 0
+        # The validations' tokens are in no step: only those of its 16 responses are.
+        tokens = step["moebius/tokens_burst"] + step["moebius/tokens_tail"]
+        assert tokens == pytest.approx(16 * step["response_length/mean"])
+
+
+def test_groups_without_signal_or_reward_are_replaced(tmp_path):
+    """DAPO's dynamic sampling, and a reward function that raises."""
+    steps = run(
+        tmp_path,
+        "algorithm.filter_groups.enable=true",
+        "algorithm.filter_groups.metric=acc",
+        "algorithm.filter_groups.max_inflight_gen_batches=2",
+        "trainer.v1.sampler.sync_refill_failed_groups=true",
+        "data.shuffle=false",
+        answers=("x", "flat", "raise", "x") * 8,
+    )
+    check_weights(steps)
+    for step in steps:
+        check_switch(step)
+        assert step["training/filter_groups/evicted_samples"] >= 1
+        assert step["training/rollout_failure/evicted_samples"] >= 1

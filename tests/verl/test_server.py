@@ -1,6 +1,7 @@
 """verl's server with a real engine inside, and verl's calls of it without the rest of verl."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 import pytest_asyncio
@@ -8,11 +9,13 @@ import torch
 from safetensors.torch import load_file
 from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
 from sglang.srt.utils import MultiprocessingSerializer
+from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient
 from verl.workers.rollout.replica import RolloutMode, TokenOutput
 
 from rollout.verl_plugin.adapter import ServerCalls
 from rollout.verl_plugin.cpu.train import compose
 from rollout.verl_plugin.server import MoebiusServer
+from tests.engine.inflight import stopped_schedulers, until
 from tests.verl.loop import make_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
@@ -23,18 +26,23 @@ def model(tmp_path_factory):
     return make_model(tmp_path_factory.mktemp("model"))
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def started(model):
+@pytest.fixture(scope="module")
+def config(model):
     kwargs = "+actor_rollout_ref.rollout.engine_kwargs.moebius={threshold:10,timeout_s:60}"
-    config = compose(
+    return compose(
         [
             f"actor_rollout_ref.model.path={model}",
             "actor_rollout_ref.rollout.max_num_seqs=8",
             "actor_rollout_ref.rollout.response_length=24",
             kwargs,
         ]
-    ).actor_rollout_ref
-    server = MoebiusServer(config.rollout, config.model, RolloutMode.HYBRID, [], 0, 0, 1, "", 0)
+    )
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def started(config):
+    actor = config.actor_rollout_ref
+    server = MoebiusServer(actor.rollout, actor.model, RolloutMode.HYBRID, [], 0, 0, 1, "", 0)
     await server.launch_server()
     yield server
     server.engine.shutdown()
@@ -98,6 +106,17 @@ async def test_an_update_ends_the_step_and_the_next_begins_in_ep(server, buckets
     assert report.layout_at_end == "ep" and report.switches == 0
 
 
+async def test_an_update_waits_for_the_requests_in_flight(server, buckets):
+    running = [asyncio.create_task(generate(server, row, max_tokens=40, ignore_eos=True)) for row in range(8)]
+    await until(server.engine, lambda health: health["inflight"] == 8)
+    await update(server, buckets)
+    await server.set_global_steps(5)
+    assert all(task.done() for task in running)
+    assert {(task.result().stop_reason, len(task.result().token_ids)) for task in running} == {("length", 40)}
+    assert {task.result().extra_fields["global_steps"] for task in running} == {4}
+    assert (await generate(server)).extra_fields["global_steps"] == 5
+
+
 async def test_an_unfinished_update_is_refused_and_a_full_one_heals(server, buckets):
     await server.update_bucket(request_of(buckets[0]))
     with pytest.raises(RuntimeError, match=r"the weights are incomplete: .* have not arrived"):
@@ -153,6 +172,51 @@ async def test_aborted_requests_keep_their_tokens_and_end_the_step(server):
     assert (await asyncio.wait_for(late, 60)).stop_reason in ("length", "stop")
 
 
+class Client(FullyAsyncLLMServerClient):
+    """verl's client of its asynchronous modes, which asks again for what was aborted, with one server."""
+
+    def __init__(self, config, server):
+        super().__init__(config)
+        self._server = server
+
+    async def _acquire_server(self, request_id, **_):
+        return "server", Handle(self._server)
+
+    def _release_server(self, server_id, request_id=None):
+        pass
+
+
+@pytest.mark.parametrize("layout", ["ep", "tp"])
+async def test_a_partial_rollout_goes_on_with_its_tokens_and_has_both_versions(server, config, buckets, layout):
+    """Aborted in either layout, updated (with the same weights, so that the tokens can be compared) and resumed."""
+
+    def start() -> list[asyncio.Task]:
+        client = Client(config, server)
+        greedy = {"temperature": 0, "ignore_eos": True, "max_tokens": 64, "logprobs": True}
+        return [
+            asyncio.create_task(client.generate(f"{row}", prompt_ids=[1, 2, 3 + row], sampling_params=greedy))
+            for row in range(6)
+        ]
+
+    expected = await asyncio.gather(*start())
+    await server.end_step()
+    running = start()
+    await until(server.engine, lambda health: health["inflight"] == 6)
+    if layout == "tp":
+        assert (await server.engine.async_switch("tp")).inflight == 6
+    await server.abort_all_requests()
+    await update(server, buckets)
+    await server.set_global_steps(6)
+    await server.resume_generation()
+    outputs = await asyncio.gather(*running)
+    assert [output.token_ids for output in outputs] == [output.token_ids for output in expected]
+    assert {(output.stop_reason, len(output.token_ids), len(output.log_probs)) for output in outputs} == {
+        ("length", 64, 64)
+    }
+    versions = [(out.extra_fields["min_global_steps"], out.extra_fields["max_global_steps"]) for out in outputs]
+    assert set(versions) == {(4, 6)}
+
+
 async def test_bad_requests_raise_and_the_engine_goes_on(server):
     sampling = {"temperature": 1.0, "logprobs": True}
     for prompt, message in (([], "input_ids is empty"), ([1] * 600, "exceeds rollout.max_model_len=512")):
@@ -182,3 +246,12 @@ async def test_a_server_does_not_sleep_while_it_generates(server):
     with pytest.raises(RuntimeError, match="4 requests are in flight"):
         await server.sleep()
     assert {output.stop_reason for output in await asyncio.gather(*running)} <= {"length", "stop"}
+
+
+async def test_ranks_that_do_not_answer_an_update_are_an_error(server, buckets, monkeypatch):
+    """The last test: SGLang's messenger waits for those answers, so the engine must be started again."""
+    monkeypatch.setattr(server.engine, "config", replace(server.engine.config, timeout_s=1.0))
+    with stopped_schedulers(), pytest.raises(TimeoutError, match=r"did not take a bucket of weights within 1\.0 s"):
+        await server.update_bucket(request_of(buckets[0]))
+    with pytest.raises(TimeoutError):
+        await server.update_bucket(request_of(buckets[0]))

@@ -1,5 +1,8 @@
 """Settings that a moebius rollout cannot honour are refused by name, before Ray starts."""
 
+import json
+from pathlib import Path
+
 import pytest
 from omegaconf import OmegaConf, open_dict
 from verl.utils.config import omega_conf_to_dataclass
@@ -63,6 +66,13 @@ def test_refused_before_ray_starts(tiny_moe, overrides):
 
     with pytest.raises(ValueError, match=REFUSED[overrides]):
         validate_config(config(tiny_moe, *overrides.split()), use_reference_policy=False, use_critic=False)
+
+
+def test_tied_embeddings_are_refused_before_ray_starts(tiny_moe, tmp_path):
+    found = json.loads((Path(tiny_moe) / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(found | {"tie_word_embeddings": True}))
+    with pytest.raises(ValueError, match="tie_word_embeddings=True"):
+        check.check(config(str(tmp_path)))
 
 
 def test_other_rollouts_are_left_alone(tiny_moe):

@@ -15,14 +15,15 @@ def is_needed() -> bool:
     return not torch.cuda.is_available()
 
 
-def prepare(ranks: int) -> None:
+def prepare(ranks: int | None = None) -> None:
     """Set what SGLang reads at import and at start on a machine without CUDA.
 
     The stand-in for `sgl_kernel` goes to the head of sys.path, which child processes inherit: the real package is
     absent, or fails to load without libcuda. Variables that the user has set stay, except the rank binding, which
     must have one entry a rank.
 
-    ranks: scheduler processes of the engine that is about to start.
+    ranks: scheduler processes of the engine that is about to start; None if none is. A rank imports what its parent's
+    script imports, and must not undo what the parent has set for it.
     """
     if str(STAND_IN) not in sys.path:
         sys.path.insert(0, str(STAND_IN))
@@ -32,6 +33,8 @@ def prepare(ranks: int) -> None:
     os.environ.setdefault("SGLANG_NCCL_SO_PATH", str(STAND_IN / "no-nccl"))
     # Compiling SGLang's small functions with g++ costs 44 s at the first request and gains nothing here.
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+    if ranks is None:
+        return
     cores = sorted(os.sched_getaffinity(0))
     os.environ["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(str(cores[rank % len(cores)]) for rank in range(ranks))
     # Ranks share the cores; torch's default of one thread a core would have them fight.
