@@ -32,8 +32,8 @@ class BlockingCalls:
     def end_step(self) -> StepTrace:
         return self._run(self.async_end_step())
 
-    def set_policy(self, config: SwitchConfig) -> None:
-        self._run(self.async_set_policy(config))
+    def set_policy(self, config: SwitchConfig, calibration: Calibration | None = None) -> None:
+        self._run(self.async_set_policy(config, calibration))
 
     def calibrate(self, context: int = CONTEXT, budget_s: float = BUDGET_S) -> Calibration:
         return self._run(self.async_calibrate(context, budget_s))

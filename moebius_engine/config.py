@@ -28,6 +28,8 @@ class SwitchConfig:
     low_threshold: Tℓ, below which TP is faster. rollout: always Tℎ; interactive: 0.8 Tℎ unless given.
     window: W, the counts whose mean is compared with Tℓ. rollout 1, interactive 8 unless given.
     cooldown_s: C, seconds after a switch without another. rollout 0, interactive 5 unless given.
+    payoff: before a switch of the rollout policy, estimate from measured times and response lengths what the rest of
+        the step gains by it, and leave it if that is less than it costs. Needs a calibration.
     transfer: how bytes move between ranks: "direct" (peers write into each other's memory), "collective" (all-to-all),
         "auto" (direct where a probe at start shows that it works).
     share_gpu: all ranks on GPU 0, to try the mechanism there: needs MPS and an NCCL that allows it (2.32 or later).
@@ -46,6 +48,7 @@ class SwitchConfig:
     low_threshold: int | None = None
     window: int | None = None
     cooldown_s: float | None = None
+    payoff: bool = False
     transfer: TransferName = "auto"
     share_gpu: bool = False
     timeout_s: float = 300.0
@@ -85,6 +88,11 @@ class SwitchConfig:
             raise ValueError(f"window={self.window}: at least 1 count")
         if self.cooldown_s is not None and not 0 <= self.cooldown_s < float("inf"):
             raise ValueError(f"cooldown_s={self.cooldown_s}: 0 seconds or more")
+        if self.payoff and (self.policy != "rollout" or self.calibrate == "off"):
+            raise ValueError(
+                f"payoff=True with policy={self.policy!r} and calibrate={self.calibrate!r}: it belongs to the rollout "
+                "policy and needs measured times, calibrate='auto' or 'file'"
+            )
         if not 0 < self.timeout_s < float("inf"):
             raise ValueError(f"timeout_s={self.timeout_s}: more than 0 seconds")
 

@@ -156,11 +156,15 @@ class SwitchingEngine(BlockingCalls, Engine):
             "ranks": ranks,
         }
 
-    async def async_set_policy(self, config: SwitchConfig) -> None:
-        """From now on switch by the policy, thresholds, window and cooldown of `config`; nothing else of it changes."""
-        names = ("policy", "threshold", "low_threshold", "window", "cooldown_s")
+    async def async_set_policy(self, config: SwitchConfig, calibration: Calibration | None = None) -> None:
+        """From now on switch as `config` says: policy, thresholds, calibrate, window, cooldown, payoff; nothing else of
+        it counts. calibration: what payoff reckons with; with one nothing is left to be measured."""
+        names = ("policy", "threshold", "calibrate", "low_threshold", "window", "cooldown_s", "payoff")
         self.config = replace(self.config, **{name: getattr(config, name) for name in names})
-        await self._command("set_policy", config=self.config)
+        if calibration is not None and self._calibration is None:
+            self._calibration = asyncio.get_running_loop().create_future()
+            self._calibration.set_result(None)
+        await self._command("set_policy", config=self.config, calibration=calibration)
 
     async def async_step_times(self) -> list[tuple[Layout, int, list[float]]]:
         """Decode steps since the last call: layout, requests in flight, seconds of each of the latest."""

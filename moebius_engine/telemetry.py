@@ -20,6 +20,25 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
+class PayoffEstimate(Record):
+    """What a switch would gain, against its cost (switch/payoff.py)."""
+
+    target: LayoutName = Field(description="layout asked for")
+    inflight: NonNegativeInt = Field(description="requests in flight [requests]")
+    running: NonNegativeInt = Field(description="those of them whose lengths so far the estimate rests on [responses]")
+    known: NonNegativeInt = Field(description="finished responses that it rests on [responses]")
+    steps_left: float = Field(description="expected decode steps until the last response ends [steps]")
+    faster_s: float = Field(description="what the target saves in the next decode step [s]")
+    gain_s: float = Field(description="what the target is expected to save in the rest of the step [s]")
+    cost_s: float = Field(description="pause of the switch [s]")
+
+    @property
+    def pays(self) -> bool:
+        """If the target is not the faster layout yet, the switch can wait. If fewer responses are known than run, the
+        estimate is no reason against it."""
+        return self.faster_s > 0 and (self.known < self.running or self.gain_s > self.cost_s)
+
+
 class SwitchRecord(Record):
     """One switch, committed or refused. Byte counts are those moved by all ranks together."""
 
@@ -66,6 +85,10 @@ class StepTrace(Record):
     switches: tuple[SwitchRecord, ...] = Field(default=(), description="all switches, committed and refused, in order")
     rank_steps: NonNegativeInt = Field(default=0, description="decode steps times ranks")
     idle_rank_steps: NonNegativeInt = Field(default=0, description="those of them in which the rank had no request")
+    estimates: tuple[PayoffEstimate, ...] = Field(
+        default=(), description="first and last estimate that spoke against a switch, and one that spoke for it"
+    )
+    declined: NonNegativeInt = Field(default=0, description="how often an estimate spoke against a switch")
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -129,6 +152,12 @@ class StepReport(Record):
         description="in-flight count over time: (seconds since the step began, requests), at the changes and the end"
     )
     switch_records: tuple[SwitchRecord, ...] = Field(description="all switches, committed and refused, in full")
+    declined_switches: NonNegativeInt = Field(
+        default=0, description="how often a switch was not expected to earn its cost (SwitchConfig.payoff)"
+    )
+    estimates: tuple[PayoffEstimate, ...] = Field(
+        default=(), description="first and last estimate that spoke against a switch, and one that spoke for it"
+    )
 
 
 RecordT = TypeVar("RecordT", bound=Record)

@@ -44,6 +44,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("longest_response", "tokens"),
     Metric("switches", "count"),
     Metric("refused_switches", "count"),
+    Metric("declined_switches", "count"),
     Metric("inflight_at_switch", "requests"),
     Metric("switch_ms_total", "ms"),
     Metric("switch_ms_decide", "ms"),
@@ -58,7 +59,7 @@ METRICS: tuple[Metric, ...] = (
 )
 
 # Series and full records: they stand in the JSON lines, and have no place in a table of scalars.
-JSON_ONLY = frozenset({"switch_ms", "inflight", "switch_records"})
+JSON_ONLY = frozenset({"switch_ms", "inflight", "switch_records", "estimates"})
 
 
 def scalars(report: StepReport) -> dict[str, float | int | str]:

@@ -58,6 +58,8 @@ def step_report(
         weight_update_s=weight_update_s,
         inflight=_changes(trace.samples),
         switch_records=trace.switches,
+        declined_switches=trace.declined,
+        estimates=trace.estimates,
     )
 
 

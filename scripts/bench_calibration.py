@@ -43,7 +43,7 @@ def main(
         try:
             found = [engine.calibrate(context) for _ in range(repeats)]
             began = time.perf_counter()
-            points = engine.loop.run_until_complete(sweep(engine, sizes, context, until=float("inf")))
+            points, _ = engine.loop.run_until_complete(sweep(engine, sizes, context, until=float("inf")))
             seconds = time.perf_counter() - began
         finally:
             engine.shutdown()

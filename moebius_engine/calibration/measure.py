@@ -9,6 +9,7 @@ from typing import Any
 
 from moebius_engine.calibration.curve import Point, crossing, point
 from moebius_engine.layout import Layout
+from moebius_engine.telemetry import SwitchRecord
 
 STEPS = 24  # decode steps timed for each layout and number of requests
 TOKENS = 10 * STEPS  # of a response, which is ended before it has them
@@ -17,7 +18,7 @@ _FULL = 0.9  # share of a rank's KV rows that is used at most
 _POLL_S = 0.05  # each look at the engine costs it an exchange
 
 
-async def measure(engine: Any, context: int, budget_s: float) -> list[Point]:
+async def measure(engine: Any, context: int, budget_s: float) -> tuple[list[Point], list[SwitchRecord]]:
     """Both layouts at P, 2P, 4P, ... requests of `context` tokens each, then finer where they cross.
 
     engine: an idle SwitchingEngine that no policy switches; it is left in EP, idle. budget_s: after this much time no
@@ -27,14 +28,17 @@ async def measure(engine: Any, context: int, budget_s: float) -> list[Point]:
     """
     deadline = time.monotonic() + budget_s
     sizes = await _sizes(engine, context)
-    points = await sweep(engine, sizes, context, until=time.monotonic() + budget_s / 2)
+    points, switch = await sweep(engine, sizes, context, until=time.monotonic() + budget_s / 2)
     if (found := crossing(points).requests) is None:
-        return points
+        return points, [switch]
     measured = sorted({p.requests for p in points})
     low = max(n for n in measured if n <= found)
     finer = sorted({round(low * part / engine.ranks) * engine.ranks for part in FINER} - set(measured))
     finer = [n for n in finer if n < measured[-1]]
-    return points + (await sweep(engine, finer, context, until=deadline) if finer else [])
+    if not finer:
+        return points, [switch]
+    more, again = await sweep(engine, finer, context, until=deadline)
+    return points + more, [switch, again]
 
 
 async def _sizes(engine: Any, context: int) -> list[int]:
@@ -57,14 +61,15 @@ async def _sizes(engine: Any, context: int) -> list[int]:
     return sizes
 
 
-async def sweep(engine: Any, sizes: Sequence[int], context: int, until: float) -> list[Point]:
-    """EP at each of the sizes, upwards, so that prompts are prefilled once; then TP, which takes them over.
+async def sweep(engine: Any, sizes: Sequence[int], context: int, until: float) -> tuple[list[Point], SwitchRecord]:
+    """EP at each of the sizes, upwards, so that prompts are prefilled once; then TP, which takes them over. Returns the
+    points and the switch in between.
 
     until: monotonic seconds after which no larger size is begun, but two in any case. Else as measure.
     """
     draw = random.Random(context)
     prompts = [[draw.randrange(10, engine.shape.vocab_size) for _ in range(context)] for _ in range(sizes[-1])]
-    points, reached = [], []
+    points, reached, record = [], [], None
     for size in sizes:
         began = time.monotonic()
         async with _decoding(engine, prompts[:size]):
@@ -80,11 +85,12 @@ async def sweep(engine: Any, sizes: Sequence[int], context: int, until: float) -
                 points.append(await _time(engine, Layout.TP, size))
         if last:
             break
+    assert record is not None
     for size in reached[-2::-1]:
         async with _decoding(engine, prompts[:size]):
             points.append(await _time(engine, Layout.TP, size))
     await engine.async_switch(Layout.EP)
-    return points
+    return points, record
 
 
 @asynccontextmanager
@@ -94,6 +100,8 @@ async def _decoding(engine: Any, prompts: Sequence[Sequence[int]]) -> AsyncItera
     batch = asyncio.ensure_future(engine.async_generate_now(input_ids=list(prompts), sampling_params=sampling))
 
     async def all_decode() -> bool:
+        if batch.done():
+            raise RuntimeError(f"calibration: {len(prompts)} requests never decoded together: {batch.result()}")
         health = await engine.async_health()
         waiting = any(rank["waiting"] or rank["prefilling"] for rank in health["ranks"])
         return health["inflight"] == len(prompts) and not waiting

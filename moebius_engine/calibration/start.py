@@ -42,15 +42,16 @@ async def calibrate(engine: Any, context: int = CONTEXT, budget_s: float = BUDGE
     """Measure. engine: idle; no policy switches it meanwhile, and afterwards its own holds again. Raises as
     measure.measure."""
     began, config = time.monotonic(), engine.config
-    await engine.async_set_policy(replace(config, policy="ep", low_threshold=None))
+    await engine.async_set_policy(replace(config, policy="ep", low_threshold=None, payoff=False))
     try:
-        points = await measure(engine, context, budget_s)
+        points, switches = await measure(engine, context, budget_s)
     finally:
         await engine.async_set_policy(config)
     return Calibration(
         setting=setting_of(engine, context),
         points=tuple(points),
         crossing=crossing(points),
+        switches=tuple(switches),
         seconds=time.monotonic() - began,
     )
 
@@ -62,7 +63,8 @@ async def calibrate_at_start(engine: Any, where: Path | None = None) -> None:
     asked for.
     """
     config = engine.config
-    if config.calibrate == "off" or config.threshold is not None or config.policy not in ("rollout", "interactive"):
+    decided = config.threshold is not None and not config.payoff
+    if config.calibrate == "off" or decided or config.policy not in ("rollout", "interactive"):
         return
     setting = setting_of(engine)
     found = store.load(setting, where)
@@ -74,15 +76,18 @@ async def calibrate_at_start(engine: Any, where: Path | None = None) -> None:
     if found is None:
         found = await calibrate(engine)
         origin = f"measured in {found.seconds:.1f} s, kept in {store.save(found, where)}"
-    await engine.async_set_policy(calibrated(config, found))
+    await engine.async_set_policy(calibrated(config, found), found)
     log.warning("%s (%s)", in_words(found), origin)
 
 
 def calibrated(config: SwitchConfig, found: Calibration) -> SwitchConfig:
-    """The same with the crossing as its threshold, or pinned to the layout that is faster everywhere."""
+    """The same with the crossing as its threshold, or pinned to the layout that is faster everywhere. A threshold that
+    the user gave stays."""
+    if config.threshold is not None:
+        return config
     if found.crossing.requests is None:
         assert found.crossing.winner is not None
-        return replace(config, policy=found.crossing.winner, low_threshold=None)
+        return replace(config, policy=found.crossing.winner, low_threshold=None, payoff=False)
     return replace(config, threshold=max(1, math.ceil(found.crossing.requests)))
 
 

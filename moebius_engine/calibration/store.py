@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import Field, ValidationError
 
 from moebius_engine.calibration.curve import Crossing, Point
-from moebius_engine.telemetry import Record
+from moebius_engine.telemetry import Record, SwitchRecord
 
 
 class Setting(Record):
@@ -32,6 +32,7 @@ class Calibration(Record):
     setting: Setting
     points: tuple[Point, ...]
     crossing: Crossing
+    switches: tuple[SwitchRecord, ...] = Field(description="those made while measuring, with requests in flight")
     seconds: float = Field(description="what measuring took [s]")
 
 

@@ -11,10 +11,12 @@ from typing import Any
 import torch.distributed as dist
 from sglang.srt.managers.io_struct import GetInternalStateReq, GetInternalStateReqOutput
 
+from moebius_engine.calibration.store import Calibration
 from moebius_engine.config import SwitchConfig
 from moebius_engine.layout import Layout
 from moebius_engine.sglang import inspection
 from moebius_engine.sglang.footprint import footprint
+from moebius_engine.sglang.payoff_check import PayoffCheck
 from moebius_engine.switch.policy import Policy
 
 
@@ -40,6 +42,8 @@ def _switch(scheduler, layout: str) -> dict[str, Any]:
 
 def _begin_step(scheduler, step: int, requests: int | None) -> dict[str, Any]:
     scheduler.trace.begin(step)
+    if scheduler.payoff_check:
+        scheduler.payoff_check.begin_step()
     target = scheduler.switch_policy.begin_step(requests)
     if target is not None and target != scheduler.layout:
         scheduler.switch(target, "step")
@@ -48,6 +52,12 @@ def _begin_step(scheduler, step: int, requests: int | None) -> dict[str, Any]:
 
 def _end_step(scheduler) -> dict[str, Any]:
     return {"trace": scheduler.trace.end().model_dump()}
+
+
+def _take_trace(scheduler) -> dict[str, Any]:
+    ended = scheduler.trace.end()
+    scheduler.trace.begin(ended.step + 1)
+    return {"trace": ended.model_dump()}
 
 
 def _state(scheduler) -> dict[str, Any]:
@@ -67,8 +77,11 @@ def _state(scheduler) -> dict[str, Any]:
     }
 
 
-def _set_policy(scheduler, config: SwitchConfig) -> dict[str, Any]:
+def _set_policy(scheduler, config: SwitchConfig, calibration: Calibration | None) -> dict[str, Any]:
     scheduler.switch_policy = Policy(config)
+    scheduler.payoff_check = None
+    if config.payoff and calibration is not None and scheduler.tp_rank == 0:
+        scheduler.payoff_check = PayoffCheck(scheduler, calibration)
     return {}
 
 
@@ -124,6 +137,7 @@ _HANDLERS: dict[str, Callable[..., dict[str, Any]]] = {
     "switch": _switch,
     "begin_step": _begin_step,
     "end_step": _end_step,
+    "take_trace": _take_trace,
     "state": _state,
     "set_policy": _set_policy,
     "step_times": _step_times,

@@ -33,6 +33,7 @@ from moebius_engine.sglang import commands, footprint
 from moebius_engine.sglang.inbox import Header, Inbox
 from moebius_engine.sglang.occupation import Occupation, check_tags
 from moebius_engine.sglang.pace import Pace
+from moebius_engine.sglang.payoff_check import PayoffCheck
 from moebius_engine.sglang.roster import end_aborted, read_roster, report, retract
 from moebius_engine.sglang.scheduler_state import attach_scheduler_state
 from moebius_engine.sglang.settle import settle
@@ -68,6 +69,7 @@ class SwitchingScheduler(Scheduler):
         self.inbox, self._pace = Inbox(self.tp_cpu_group), Pace()
         self.trace = Trace(self.tp_size)
         self.switch_policy, self.step_clock = Policy(self.config), StepClock()
+        self.payoff_check: PayoffCheck | None = None  # rank 0's, from a calibration on
         self.switcher = Switcher(self)
         self.occupation = Occupation(self)
         self.tp_worker.before_writing = self._before_weights_are_written
@@ -117,6 +119,8 @@ class SwitchingScheduler(Scheduler):
         if self.tp_rank == 0:
             self.trace.sample(self.inbox.layout, self.inbox.headers, inflight)
             self._decision = self.switch_policy.observe(time.monotonic(), inflight, self.layout)
+            if self._decision and self.payoff_check and not self.payoff_check.allows(self._decision, inflight):
+                self._decision = None
         work, control = self._split_work_and_control_reqs(self._drain_sockets())
         self.inbox.send(self.layout, work, control, self._header(len(work), len(control)))
         self._idle_steps = 0 if messages or work or control or inflight else self._idle_steps + 1
@@ -199,6 +203,8 @@ class SwitchingScheduler(Scheduler):
             self.switch_policy.refused(time.monotonic())
         else:
             self.switch_policy.switched(time.monotonic())
+            if self.payoff_check and record.running:
+                self.payoff_check.switched(record)
         self.trace.switched(record)
         return record
 
@@ -250,7 +256,11 @@ class SwitchingScheduler(Scheduler):
 
     def process_batch_result(self, batch, result) -> None:
         done_before = sum(req.finished() or req.is_retracted or req.is_chunked > 0 for req in batch.reqs)
+        running = [req for req in batch.reqs if not req.finished()] if self.payoff_check else ()
         super().process_batch_result(batch, result)
+        for req in running:
+            if req.finished() and self.payoff_check:
+                self.payoff_check.finished(req)
         if not batch.forward_mode.is_idle() and (self.layout == Layout.EP or self.tp_rank == 0):
             self.tokens_generated += len(batch.reqs) - done_before
 

@@ -1,10 +1,13 @@
 """Rank 0's record of a rollout step: the in-flight count over time, switches, idle ranks."""
 
 import time
+from collections import deque
 
 from moebius_engine.layout import Layout
 from moebius_engine.sglang.inbox import Header
-from moebius_engine.telemetry import StepTrace, SwitchReason, SwitchRecord, TraceSample
+from moebius_engine.telemetry import PayoffEstimate, StepTrace, SwitchReason, SwitchRecord, TraceSample
+
+_MOST_SAMPLES, _MOST_SWITCHES = 1 << 17, 1 << 12  # a server that nobody asks for its trace keeps the latest
 
 
 class Trace:
@@ -18,10 +21,12 @@ class Trace:
         self.step = step
         self._began = time.monotonic()
         self._tokens_before: int | None = None
-        self._samples: list[TraceSample] = []
-        self._switches: list[SwitchRecord] = []
+        self._samples: deque[TraceSample] = deque(maxlen=_MOST_SAMPLES)
+        self._switches: deque[SwitchRecord] = deque(maxlen=_MOST_SWITCHES)
         self._rank_steps = self._idle_rank_steps = 0
         self._last: TraceSample | None = None
+        self._estimates: dict[str, PayoffEstimate] = {}
+        self._declined = 0
 
     def elapsed_s(self) -> float:
         """Seconds since the step began."""
@@ -50,6 +55,14 @@ class Trace:
     def switched(self, record: SwitchRecord) -> None:
         self._switches.append(record)
 
+    def estimated(self, estimate: PayoffEstimate) -> None:
+        """Kept: the first and the last that speak against a switch, and the last that speaks for one."""
+        if estimate.pays:
+            self._estimates["pays"] = estimate
+        else:
+            self._estimates["last" if "first" in self._estimates else "first"] = estimate
+            self._declined += 1
+
     def end(self) -> StepTrace:
         return StepTrace(
             step=self.step,
@@ -57,6 +70,8 @@ class Trace:
             switches=tuple(self._switches),
             rank_steps=self._rank_steps,
             idle_rank_steps=self._idle_rank_steps,
+            estimates=tuple(self._estimates.values()),
+            declined=self._declined,
         )
 
 

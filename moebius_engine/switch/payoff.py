@@ -9,46 +9,25 @@ from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
-from pydantic import Field, NonNegativeInt
 
 from moebius_engine.costmodel.times import StepTimes
 from moebius_engine.layout import Layout, other
-from moebius_engine.telemetry import LayoutName, Record
+from moebius_engine.telemetry import PayoffEstimate
 
 _POINTS = 32  # of the rest of the step, at which both layouts' step times are asked for
-
-
-class PayoffEstimate(Record):
-    """What a switch would gain, against its cost."""
-
-    target: LayoutName = Field(description="layout asked for")
-    inflight: NonNegativeInt = Field(description="requests in flight [requests]")
-    known: NonNegativeInt = Field(description="finished responses that the estimate rests on [responses]")
-    steps_left: float = Field(description="expected decode steps until the last response ends [steps]")
-    faster_s: float = Field(description="what the target saves in the next decode step [s]")
-    gain_s: float = Field(description="what the target is expected to save in the rest of the step [s]")
-    cost_s: float = Field(description="pause of the switch [s]")
-
-    @property
-    def pays(self) -> bool:
-        """If the target is not the faster layout yet, the switch can wait. If fewer responses are known than are in
-        flight, the estimate is no reason against it."""
-        return self.faster_s > 0 and (self.known < self.inflight or self.gain_s > self.cost_s)
 
 
 class Payoff:
     """Learns response lengths, and judges switches by them.
 
-    times: of decode steps and switches. cap: longest response [tokens]. history: earlier rollout steps whose lengths
-    are kept; the policy in training changes them slowly.
+    times: of decode steps and switches. history: earlier rollout steps whose lengths are kept; the policy in training
+    changes them slowly.
     """
 
-    def __init__(self, times: StepTimes, cap: int, history: int = 3):
-        if cap < 1:
-            raise ValueError(f"cap={cap}: at least 1 token")
+    def __init__(self, times: StepTimes, history: int = 3):
         if history < 0:
             raise ValueError(f"history={history}: 0 steps or more")
-        self._times, self._cap = times, cap
+        self._times = times
         self._earlier: deque[list[int]] = deque(maxlen=history)
         self._lengths: list[int] = []
 
@@ -62,11 +41,13 @@ class Payoff:
         """A response ended with `length` tokens."""
         self._lengths.append(length)
 
-    def estimate(self, layout: Layout, inflight: int, generated: Sequence[int], kv_tokens: float) -> PayoffEstimate:
+    def estimate(
+        self, layout: Layout, inflight: int, generated: Sequence[int], kv_tokens: float, cap: int
+    ) -> PayoffEstimate:
         """What a switch away from `layout` would gain now.
 
         inflight: requests over all ranks. generated: tokens so far of each of them, or of a sample, 0 for a waiting
-        one. kv_tokens: what they hold in all.
+        one. kv_tokens: what they hold in all. cap: longest response [tokens].
 
         With S the survival function of the lengths, a response of g tokens still runs j steps later with probability
         S(g + j) / S(g). Some request runs then with probability a(j) = 1 - prod(1 - S(g + j) / S(g)), and if so, n(j) =
@@ -75,13 +56,15 @@ class Payoff:
         """
         if inflight < 1 or not generated:
             raise ValueError(f"inflight={inflight} with {len(generated)} lengths: both at least 1")
+        if cap < 1:
+            raise ValueError(f"cap={cap}: at least 1 token")
         target, context = other(layout), kv_tokens / inflight
         lengths = np.array([length for step in (*self._earlier, self._lengths) for length in step])
-        so_far = np.minimum(generated, self._cap - 1)
-        steps = np.unique(np.geomspace(1, self._cap - so_far.min(), _POINTS).astype(int)) - 1
+        so_far = np.minimum(generated, cap - 1)
+        steps = np.unique(np.geomspace(1, cap - so_far.min(), _POINTS).astype(int)) - 1
         hazard = CumulativeHazard(lengths, so_far)
         ends = so_far[:, None] + steps
-        alive = np.exp(hazard(so_far)[:, None] - hazard(ends)) * (ends < self._cap)
+        alive = np.exp(hazard(so_far)[:, None] - hazard(ends)) * (ends < cap)
         some = 1 - np.exp(inflight * np.log1p(-np.minimum(alive, 1 - 1e-12)).mean(axis=0))
         count = np.clip(inflight * alive.mean(axis=0) / np.maximum(some, 1e-12), 1, inflight)
         saved = np.array([self._faster_s(layout, n, context + j) for n, j in zip(count, steps, strict=True)])
@@ -89,6 +72,7 @@ class Payoff:
             target=target.value,
             inflight=inflight,
             known=len(lengths),
+            running=len(generated),
             steps_left=float(np.trapezoid(some, steps)),
             faster_s=float(saved[0]),
             gain_s=float(np.trapezoid(some * saved, steps)),

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from moebius_engine.layout import Layout
-from moebius_engine.switch.payoff import PayoffEstimate
+from moebius_engine.telemetry import PayoffEstimate
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,7 @@ class _Replica:
             return
         if self._payoff is not None:
             generated = [self._clock - self._base[i] for _, i in self._ends] + [self._so_far[i] for i in self._waiting]
-            estimate = self._payoff.estimate(self._layout, inflight, generated, self._kv)
+            estimate = self._payoff.estimate(self._layout, inflight, generated, self._kv, self._trace.cap)
             if not estimate.pays:
                 self.run.declined.append(estimate)
                 return

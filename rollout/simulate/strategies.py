@@ -49,7 +49,7 @@ def play(strategy: StrategyName, machine: Machine, traces: Sequence[Trace], thre
         times = PartialLayers(times, share=0.5)
     elif strategy == "lazy_kv":
         times = LazyKv(times)
-    payoff = Payoff(times, cap=max(trace.cap for trace in traces)) if strategy == "payoff" else None
+    payoff = Payoff(times) if strategy == "payoff" else None
     return [
         simulate(trace, times, _config(strategy, threshold, trace), machine.switching, _start(trace), payoff)
         for trace in traces

@@ -2,7 +2,12 @@
 
 import pytest
 
+from moebius_engine.calibration.curve import crossing
+from moebius_engine.calibration.start import setting_of
+from moebius_engine.calibration.store import Calibration
 from moebius_engine.config import SwitchConfig
+from tests.unit.test_calibration_curve import points
+from tests.unit.test_verify import record
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -36,3 +41,36 @@ def test_the_policy_can_be_set_anew(engine):
     engine.set_policy(before)
     engine.switch("ep")
     assert engine.config == before
+
+
+def known_times(engine, switch_ms: float) -> Calibration:
+    """TP 10 ms a step up to 40 requests, EP 11 or more; a switch of `switch_ms`."""
+    found = points(40)
+    return Calibration(
+        setting=setting_of(engine),
+        points=tuple(found),
+        crossing=crossing(found),
+        switches=(record(target="tp", kv_tokens=100, kv_ms=0.0, total_ms=switch_ms),),
+        seconds=1.0,
+    )
+
+
+@pytest.mark.parametrize(("switch_ms", "switches"), [(1e6, 0), (1e-3, 1)])
+def test_a_switch_that_does_not_pay_is_left(engine, switch_ms, switches):
+    before = engine.config
+    lengths = [16] * 12 + [60, 70, 80, 90]
+    sampling = [{"temperature": 0.0, "ignore_eos": True, "max_new_tokens": length} for length in lengths]
+    config = SwitchConfig(policy="rollout", threshold=8, calibrate="auto", payoff=True)
+    engine.set_policy(config, known_times(engine, switch_ms))
+    try:
+        engine.begin_step(3)
+        engine.generate(input_ids=[[20 + row, 30, 31] for row in range(16)], sampling_params=sampling)
+        trace = engine.end_step()
+    finally:
+        engine.set_policy(before)
+    assert len(trace.switches) == switches, trace.estimates
+    assert trace.declined == 0 if switches else trace.declined > 0
+    for estimate in trace.estimates:
+        assert estimate.pays == bool(switches)
+        assert 0 < estimate.inflight <= 4 and estimate.cost_s == pytest.approx(switch_ms / 1e3)
+        assert estimate.known >= estimate.running > 0 and estimate.gain_s > 0

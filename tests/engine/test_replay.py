@@ -1,5 +1,7 @@
 """A step of a real engine is written down and runs again: on the shared engine, and from the command line."""
 
+from dataclasses import replace
+
 import pytest
 from typer.testing import CliRunner
 
@@ -18,8 +20,9 @@ SAMPLING = [{"temperature": 0.0, "ignore_eos": True, "max_new_tokens": length} f
 
 
 @pytest.fixture
-def actor(engine, tmp_path):
+def actor(engine, tmp_path, monkeypatch):
     """Its process is the shared engine's, so it is not shut down here."""
+    monkeypatch.setattr(engine, "config", replace(engine.config, threshold=6))
     return RolloutActor(
         "unused",
         switch=SwitchConfig(policy="ep", threshold=6),

@@ -210,9 +210,9 @@ def test_an_incomplete_set_stops_everything_until_a_full_one(engine, weights, ch
 
 def test_a_failure_in_the_middle_is_healed(engine, weights, checkpoint, monkeypatch):
     """The second bucket is bad when the first has been written."""
-    from moebius_engine import engine as module
+    from moebius_engine.weights import buckets
 
-    monkeypatch.setattr(module, "_BUCKET_BYTES", 1 << 20)
+    monkeypatch.setattr(buckets, "_BUCKET_BYTES", 1 << 20)
     with pytest.raises(ValueError, match=r"unknown tensor 'model\.layers\.0\.mlp\.experts\.0\.up\.weight'"):
         engine.update_weights(pair for pair in misnamed(weights(0.8)))
     assert "incomplete" in engine.health()["weights_reason"]

@@ -18,7 +18,9 @@ ASKED: dict = {}
 
 def calibration(at: float) -> Calibration:
     found = tuple(points(at, error=0.02))
-    return Calibration(setting=start.setting_of(Engine()), points=found, crossing=crossing(found), seconds=3.0)
+    return Calibration(
+        setting=start.setting_of(Engine()), points=found, crossing=crossing(found), switches=(), seconds=3.0
+    )
 
 
 @pytest.fixture(autouse=True)

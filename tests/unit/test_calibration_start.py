@@ -8,9 +8,12 @@ from moebius_engine.calibration import start
 from moebius_engine.calibration.curve import Crossing, crossing
 from moebius_engine.calibration.start import calibrate_at_start, calibrated, in_words
 from moebius_engine.calibration.store import Calibration, load, save
+from moebius_engine.calibration.times import MeasuredTimes
 from moebius_engine.config import SwitchConfig
+from moebius_engine.layout import Layout
 from moebius_engine.layout.shape import ModelShape
 from tests.unit.test_calibration_curve import points
+from tests.unit.test_verify import record
 
 SHAPE = ModelShape("qwen3_moe", 4, 64, 64, 8, 4, 2, 16, 512)
 
@@ -23,8 +26,8 @@ class Engine:
         self.server_args = SimpleNamespace(dtype="float32")
         self.measured = 0
 
-    async def async_set_policy(self, config):
-        self.config = config
+    async def async_set_policy(self, config, calibration=None):
+        self.config, self.calibration = config, calibration
 
 
 @pytest.fixture
@@ -34,7 +37,9 @@ def measuring(monkeypatch):
     async def calibrate(engine):
         engine.measured += 1
         found = points(40)
-        return Calibration(setting=start.setting_of(engine), points=tuple(found), crossing=crossing(found), seconds=1.0)
+        return Calibration(
+            setting=start.setting_of(engine), points=tuple(found), crossing=crossing(found), switches=(), seconds=1.0
+        )
 
     monkeypatch.setattr(start, "calibrate", calibrate)
 
@@ -75,7 +80,9 @@ async def test_a_file_that_is_asked_for_must_be_there_and_whole(tmp_path, measur
 
 
 def calibration(found: Crossing) -> Calibration:
-    return Calibration(setting=start.setting_of(Engine()), points=tuple(points(40)), crossing=found, seconds=1.0)
+    return Calibration(
+        setting=start.setting_of(Engine()), points=tuple(points(40)), crossing=found, switches=(), seconds=1.0
+    )
 
 
 def test_a_crossing_becomes_the_threshold_and_a_winner_stays():
@@ -95,3 +102,26 @@ def test_a_file_reads_back(tmp_path):
     assert load(made.setting, tmp_path) is None
     assert save(made, tmp_path) == tmp_path / made.setting.name
     assert load(made.setting, tmp_path) == made
+
+
+async def test_payoff_needs_the_times_but_not_the_crossing(tmp_path, measuring):
+    engine = Engine(calibrate="auto", threshold=7, payoff=True)
+    await calibrate_at_start(engine, tmp_path)
+    assert (engine.measured, engine.config.high, engine.config.payoff) == (1, 7, True)
+    assert engine.calibration is not None
+
+
+def test_times_are_those_measured_and_a_switchs_cost_follows_its_tokens():
+    times = MeasuredTimes(points(40), [record(target="tp", kv_tokens=100, kv_ms=2.0, total_ms=10.0)])
+    assert times.step_s(Layout.TP, 40, 999.0) == pytest.approx(0.01)
+    for requests in (2, 11, 256):
+        assert times.step_s(Layout.EP, requests, 0.0) == pytest.approx(0.01 * (40 / requests) ** 0.3)
+    assert times.step_s(Layout.EP, 10_000, 0.0) == times.step_s(Layout.EP, 256, 0.0)
+    assert times.switch_s(Layout.TP, 8, 100) == pytest.approx(0.010)
+    assert times.switch_s(Layout.EP, 8, 1100) == pytest.approx(0.030)  # none to EP was seen
+    times.switched(record(target="ep", kv_tokens=100, kv_ms=0.0, total_ms=5.0))
+    assert times.switch_s(Layout.EP, 8, 1100) == pytest.approx(0.005)
+    with pytest.raises(ValueError, match="no switch was measured"):
+        MeasuredTimes(points(40), [])
+    with pytest.raises(ValueError, match="no step of tp was measured"):
+        MeasuredTimes([p for p in points(40) if p.layout == "ep"], [record()])

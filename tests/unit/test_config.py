@@ -43,6 +43,8 @@ def test_frozen():
             {"policy": "interactive", "calibrate": "auto", "low_threshold": 9},
             "low_threshold=9 without threshold, which calibrate='auto' is to find",
         ),
+        ({"payoff": True}, "payoff=True with policy='rollout' and calibrate='off': it belongs to the rollout policy"),
+        ({"payoff": True, "policy": "interactive", "calibrate": "auto"}, "payoff=True with policy='interactive'"),
         ({"low_threshold": 200}, "low_threshold=200 with threshold=256: the rollout policy has one threshold"),
         ({"policy": "interactive", "low_threshold": 257}, "low_threshold=257 must lie between 1 and threshold=256"),
         ({"policy": "interactive", "low_threshold": 0}, "low_threshold=0 must lie between 1 and threshold=256"),

@@ -143,7 +143,7 @@ def test_a_fit_to_a_calibration(tmp_path):
         context=500,
         versions={},
     )
-    made = Calibration(setting=setting, points=tuple(points), crossing=crossing(points), seconds=1.0)
+    made = Calibration(setting=setting, points=tuple(points), crossing=crossing(points), switches=(), seconds=1.0)
     file = tmp_path / "calibration.json"
 
     def written(calibration: Calibration) -> list[str]:
