@@ -179,13 +179,14 @@ def _budget(wish: Wish, cluster: Cluster) -> Budget:
 
 
 def _step_seconds(wish: Wish, costs: CostModel, crossed: Crossing, responses: Sequence[int]) -> dict[str, float]:
-    """Simulated, all requests at once. A switching engine ended its last step in TP, so it first switches to EP."""
+    """Simulated, all requests at once. A switching engine begins in EP: the weight update before the step goes back to
+    it and moves nothing."""
     machine = from_costs(wish.model, costs, wish.prompt + wish.cap, wish.batch, MEM_FRACTION)
     trace = step_of("plan", responses, wish.cap, wish.prompt)
     runs = [(SwitchConfig(policy="ep"), Layout.EP), (SwitchConfig(policy="tp"), Layout.TP)]
     limits = [machine.static[layout] for _, layout in runs]
     if crossed.requests is not None:
-        runs.append((SwitchConfig(policy="rollout", threshold=max(1, round(crossed.requests))), Layout.TP))
+        runs.append((SwitchConfig(policy="rollout", threshold=max(1, round(crossed.requests))), Layout.EP))
         limits.append(machine.switching)
     return {
         config.policy: simulate(trace, costs, config, held, start).seconds
