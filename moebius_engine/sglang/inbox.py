@@ -2,8 +2,7 @@
 
 The tokenizer and the data-parallel controller always see P workers, in both layouts: each rank receives its share of
 the requests, and any rank may receive a control message. In EP a rank keeps its requests and handles them at once; in
-TP all ranks handle the union in one order, one exchange later. Control messages are handled by all ranks in the same
-step in both layouts, one exchange later.
+TP all ranks handle the union in one order. Control messages are handled by all ranks in the same step in both layouts.
 """
 
 from typing import Any, NamedTuple
@@ -39,7 +38,7 @@ class Sent(NamedTuple):
 class Inbox:
     """group: gloo process group of all ranks, in rank order.
 
-    Headers travel while steps compute and are read at the next exchange, so no step waits for another rank's.
+    In EP headers travel while steps compute and are read at the next exchange, so no step waits for another rank's.
     """
 
     def __init__(self, group: dist.ProcessGroup):
@@ -57,6 +56,7 @@ class Inbox:
         if self._sent is None:
             return []
         self.layout, work, control, headers, done = self._sent
+        self._sent = None
         done.wait()
         self.headers = [Header(*row) for row in headers.view(self._ranks, -1).tolist()]
         if self._stale:
@@ -80,7 +80,7 @@ class Inbox:
     def forget_decision(self) -> None:
         """Drop rank 0's decision, also one under way: a switch has made it stale. In the same step on every rank."""
         self.headers[0] = self.headers[0]._replace(decision=0)
-        self._stale = True
+        self._stale = self._sent is not None
 
     def _union(self, mine: list[Any]) -> list[Any]:
         everyone: list[Any] = [None] * self._ranks

@@ -113,8 +113,7 @@ class SwitchingScheduler(Scheduler):
             self.step_clock.turn(time.monotonic(), self.layout, self._decoding())
         if not self._pace.is_due():
             return []
-        messages = self.inbox.receive(self.layout)
-        self._pace.exchanged(self.inbox.headers[0].skip)
+        messages = self.inbox.receive(self.layout)  # of the exchange under way: there is none in TP
         inflight = self.inbox.inflight()
         if self.tp_rank == 0:
             self.trace.sample(self.inbox.layout, self.inbox.headers, inflight)
@@ -123,11 +122,14 @@ class SwitchingScheduler(Scheduler):
                 self._decision = None
         work, control = self._split_work_and_control_reqs(self._drain_sockets())
         self.inbox.send(self.layout, work, control, self._header(len(work), len(control)))
-        self._idle_steps = 0 if messages or work or control or inflight else self._idle_steps + 1
+        # TP's ranks go in step anyhow, so they wait for the exchange, and need not keep a request until the next. In EP
+        # control messages of the last exchange come before requests that its headers do not count.
+        messages += self.inbox.receive(self.layout) if self.layout == Layout.TP else work
+        self._pace.exchanged(self.inbox.headers[0].skip)
+        self._idle_steps = 0 if messages or control or inflight else self._idle_steps + 1
         if self._idle_steps > _IDLE_STEPS:
             time.sleep(_IDLE_SLEEP_S)
-        # Control messages of the last exchange come before requests that its headers do not count.
-        return messages + work if self.layout == Layout.EP else messages
+        return messages
 
     def _decoding(self) -> int:
         """Requests of all ranks if all of them decode, as far as the last exchange and rank 0's last batch say."""
