@@ -66,7 +66,7 @@ class SwitchingScheduler(Scheduler):
         self.layouts = self.tp_worker.layouts
         attach_scheduler_state(self)
         self.layouts[Layout.EP].select(self)
-        self.inbox, self._pace = Inbox(self.tp_cpu_group), Pace()
+        self.inbox, self._pace = Inbox(self.tp_worker.host_group), Pace()
         self.trace = Trace(self.tp_size)
         self.switch_policy, self.step_clock = Policy(self.config), StepClock()
         self.payoff_check: PayoffCheck | None = None  # rank 0's, from a calibration on

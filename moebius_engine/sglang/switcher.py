@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from moebius_engine.layout.partition import Capacity
 from moebius_engine.layout.plan import Block, RowMove, kv_blocks
 from moebius_engine.memory.scratch import Scratch
 from moebius_engine.sglang import handover, kv_rows, placement, requests, row_moves
+from moebius_engine.sglang.exchange import agree
 from moebius_engine.sglang.handover import Handover
 from moebius_engine.sglang.kv_check import Digests, differences, kv_digests
 from moebius_engine.sglang.kv_rows import Occupied
@@ -69,7 +71,8 @@ class Switcher:
         self._s = scheduler
         self._rank, self._ranks = scheduler.tp_rank, scheduler.tp_size
         self._shape = scheduler.tp_worker.shape
-        self._group = scheduler.tp_cpu_group
+        self._group = scheduler.tp_worker.host_group
+        self._agree = partial(agree, group=self._group)
         self._mover = scheduler.tp_worker.mover
         tokens = max(state.allocator.size for state in scheduler.layouts.values())
         self.scratch = Scratch(torch.device(scheduler.device), tokens)
@@ -110,16 +113,6 @@ class Switcher:
         if self._rank == 0:
             log.info("switch %s", record.model_dump_json())
         return record
-
-    def _agree(self, reason: str | None) -> str | None:
-        flags = torch.empty(self._ranks, dtype=torch.int64)
-        mine = torch.tensor([int(reason is not None)])
-        dist.all_gather_into_tensor(flags, mine, group=self._group)
-        if not flags.any():
-            return None
-        reasons: list[Any] = [None] * self._ranks
-        dist.all_gather_object(reasons, reason, group=self._group)
-        return "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(reasons) if text)
 
     def _require_plan(self) -> Plan:
         if self._plan is None:

@@ -5,8 +5,10 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 
 import torch
+import torch.distributed as dist
 from sglang.srt.distributed import parallel_state
 from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
 from sglang.srt.managers.tp_worker import TpModelWorker
@@ -98,8 +100,9 @@ class SwitchingWorker(TpModelWorker):
     def _with_tp_weights(self, full: torch.nn.Module, shard: torch.nn.Module) -> Iterator[None]:
         """TP's graphs are captured over TP's weights: a switch of the weights alone, and back."""
         shards.refresh(full, shard, self.shape)
-        group = parallel_state.get_tp_group()
-        self.mover = Mover(self.arena, group.device_group, group.cpu_group, self.config)
+        # SGLang's own gloo group has a deadline of two hours, whatever dist_timeout is.
+        self.host_group = dist.new_group(backend="gloo", timeout=timedelta(seconds=self.config.timeout_s))
+        self.mover = Mover(self.arena, parallel_state.get_tp_group().device_group, self.host_group, self.config)
         self.mover.move_experts(Layout.TP)
         self.mover.finish()
         yield

@@ -4,8 +4,9 @@ Every rank runs it between the same two forward steps. It decides the order and 
 themselves belong to the rank (`Steps`), so that the protocol can be tested without an engine.
 
 Until the first byte moves, a refusal on any rank leaves all of them as they were. A fault that verification finds
-after the move is undone by moving back, which restores the same bytes. A rank that dies in mid-move cannot be undone:
-the others' collective ends at its deadline with an error that stops the engine.
+after the move is undone by moving back, which restores the bytes that arrived: a wrong plan or place, not bytes that
+were corrupted on their way. A rank that fails or dies cannot be undone: the others lose it in their next collective,
+or wait until its deadline, and the error stops the engine. docs/protocol.md has every fault in every state.
 """
 
 import time

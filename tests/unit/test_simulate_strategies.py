@@ -11,7 +11,7 @@ from rollout.simulate.machine import Machine
 from rollout.simulate.oracle import best_run
 from rollout.simulate.replica import simulate
 from rollout.simulate.strategies import STRATEGIES, play
-from rollout.simulate.trace import bursty_trace, rollout_steps, step_of
+from rollout.simulate.trace import burst_windows, bursty_trace, rollout_steps, step_of
 from rollout.simulate.variants import LazyKv, PartialLayers
 from tests.unit.simulate_reference import UNLIMITED, Linear
 
@@ -124,6 +124,17 @@ def test_the_bursty_trace_is_the_published_one():
     assert len(trace.prompts) == pytest.approx(3107, rel=0.03)
     assert trace.arrivals_s[-1] == pytest.approx(322, abs=1)
     assert {min(trace.prompts) >= 300, max(trace.prompts) <= 700, min(trace.responses) >= 800} == {True}
+
+
+def test_a_scaled_trace_keeps_the_shape_of_the_published_one():
+    trace = bursty_trace(rate_scale=4, time_scale=0.5, length_scale=0.1)
+    assert len(trace.prompts) == pytest.approx(2 * 3107, rel=0.03)
+    assert trace.arrivals_s[-1] == pytest.approx(161, abs=1)
+    assert (min(trace.prompts), max(trace.prompts), min(trace.responses), trace.cap) == (30, 70, 80, 120)
+    (begin, end), _ = burst_windows(time_scale=0.5)
+    assert sum(begin <= at < end for at in trace.arrivals_s) == pytest.approx(4 * 80 * (end - begin), rel=0.1)
+    with pytest.raises(ValueError, match="time_scale=0"):
+        bursty_trace(time_scale=0)
 
 
 @pytest.mark.parametrize(
