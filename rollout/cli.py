@@ -13,6 +13,7 @@ from rollout.plan_cli import plan_command
 from rollout.recipe_cli import recipe_command
 from rollout.replay_cli import replay_command
 from rollout.report_cli import report_command
+from rollout.serve_cli import serve_command
 from rollout.simulate_cli import simulate_command
 from rollout.train_cli import train_command
 
@@ -86,6 +87,7 @@ app.command("recipe")(recipe_command)
 app.command("report")(report_command)
 app.command("train")(train_command)
 app.command("replay")(replay_command)
+app.command("serve")(serve_command)
 app.command("simulate")(simulate_command)
 
 

@@ -1,6 +1,7 @@
 """Server arguments of a switching engine: what it sets, what it refuses, and both layouts' ServerArgs."""
 
 import contextlib
+import dataclasses
 import os
 import random
 import socket
@@ -28,6 +29,8 @@ _ONLY = {
     "moe_a2a_backend": ("none", "no DeepEP wheel loads with torch 2.11, so it was never run here: docs/deepep.md"),
     "enable_return_routed_experts": (False, "routes are recorded by KV row, which a switch changes"),
     "tokenizer_worker_num": (1, "commands go through one tokenizer manager"),
+    "enable_http2": (False, "the HTTP server shares its process with the engine"),
+    "enable_ssl_refresh": (False, "the HTTP server reads its certificate once"),
 }
 
 _PORT_SPAN = 240  # SGLang uses port, port + 233 (ZMQ_TCP_PORT_DELTA) and the next five
@@ -80,6 +83,8 @@ def _implied(base: int) -> list[int]:
 
 def _is_free(port: int) -> bool:
     with contextlib.closing(socket.socket()) as probe:
+        # As a server does: connections of its predecessor that linger in TIME_WAIT do not take the port.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
         except OSError:
@@ -88,7 +93,14 @@ def _is_free(port: int) -> bool:
 
 
 def both_layouts(ranks: int, arguments: dict[str, Any], timeout_s: float) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The user's arguments completed for EP and for TP; each is to go through ServerArgs' own __post_init__."""
+    """The user's arguments completed for EP and for TP; each is to go through ServerArgs' own __post_init__.
+
+    Raises ValueError for one that ServerArgs does not have.
+    """
+    from sglang.srt.server_args import ServerArgs
+
+    if unknown := sorted(arguments.keys() - {field.name for field in dataclasses.fields(ServerArgs)}):
+        raise ValueError(f"{unknown} are no server arguments of SGLang: see sglang.srt.server_args.ServerArgs")
     platform = environment.ENGINE_ARGUMENTS if environment.is_needed() else {}
     common = {
         "log_level": "error",

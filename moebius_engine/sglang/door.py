@@ -20,7 +20,9 @@ from moebius_engine.sglang.admission import (
     check_sampling,
 )
 
-_SIGNATURE = inspect.signature(Engine.generate)
+_GENERATE = inspect.signature(Engine.generate)
+_SIGNATURE = _GENERATE.replace(parameters=list(_GENERATE.parameters.values())[1:])  # without self
+ARGUMENTS = tuple(_SIGNATURE.parameters)
 
 # What a switch cannot carry yet. Argument → why.
 _REFUSED = {
@@ -51,7 +53,7 @@ class _Sample(NamedTuple):
 
 def generate(engine, upstream: Callable, args: tuple, kwargs: dict[str, Any]):
     """Blocking generate: dict, list of dicts, or an iterator of chunks, as upstream."""
-    call = _Call(engine, args, kwargs)
+    call = Call(engine, _arguments(args, kwargs))
     if call.stream:
         return call.stream_rows(upstream(**call.accepted()) if call.let_in else iter(()))
     return call.merge(upstream(**call.accepted()) if call.let_in else [])
@@ -59,24 +61,29 @@ def generate(engine, upstream: Callable, args: tuple, kwargs: dict[str, Any]):
 
 async def async_generate(engine, upstream: Callable, args: tuple, kwargs: dict[str, Any]):
     """The same for use inside an event loop."""
-    call = _Call(engine, args, kwargs)
+    call = Call(engine, _arguments(args, kwargs))
     if call.stream:
         return call.astream_rows(await upstream(**call.accepted()) if call.let_in else _nothing())
     return call.merge(await upstream(**call.accepted()) if call.let_in else [])
 
 
-class _Call:
+def _arguments(args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+    bound = _SIGNATURE.bind(*args, **kwargs)
+    bound.apply_defaults()
+    return dict(bound.arguments)
+
+
+class Call:
     """One call of generate: its samples in the order of the answers, and which of them are let in.
+
+    arguments: all of ARGUMENTS. Raises ValueError for what fails the call as a whole.
 
     A row's n samples stand together, with ids rid_0 ... rid_(n-1). They are given to SGLang as requests of their own:
     its own n > 1 gives them ids that nobody can abort, and leaves some in its table for ever.
     """
 
-    def __init__(self, engine, args: tuple, kwargs: dict[str, Any]):
-        bound = _SIGNATURE.bind(engine, *args, **kwargs)
-        bound.apply_defaults()
-        self._arguments = dict(bound.arguments)
-        del self._arguments["self"]
+    def __init__(self, engine, arguments: dict[str, Any]):
+        self._arguments = arguments
         for name, why in _REFUSED.items():
             if self._arguments[name]:
                 raise ValueError(f"{name} is not supported by a switching engine: {why}")
@@ -121,6 +128,11 @@ class _Call:
                 logprobs = (return_logprob, start, top)
                 samples.append(_Sample(sample_rid, prompt, sample_params, logprobs, refused))
         return samples
+
+    def first_refusal(self) -> str | None:
+        """What is wrong with the first bad row, or None."""
+        answers = (sample.refused for sample in self._all if sample.refused is not None)
+        return next((answer["meta_info"]["finish_reason"]["message"] for answer in answers), None)
 
     def accepted(self) -> dict[str, Any]:
         """Arguments for upstream: the samples that are let in."""

@@ -113,20 +113,44 @@ def step_of(name: str, responses: Sequence[int], cap: int | None = None, prompt:
     return Trace(name, [0.0] * len(responses), [prompt] * len(responses), list(responses), cap)
 
 
-def bursty_trace(seed: int = 0) -> Trace:
-    """The bursty serving trace, synthetic: Poisson arrivals, the quiet rate drawn anew each second."""
+def bursty_trace(seed: int = 0, rate_scale: float = 1.0, time_scale: float = 1.0, length_scale: float = 1.0) -> Trace:
+    """The bursty serving trace, synthetic: Poisson arrivals, the quiet rate drawn anew each second.
+
+    rate_scale: of the requests per second. time_scale: of the durations. length_scale: of the tokens. With time_scale s
+    the quiet rate is drawn anew every s seconds. Raises ValueError for one that is not above 0, or that leaves nothing.
+    """
+    for name, scale in (("rate_scale", rate_scale), ("time_scale", time_scale), ("length_scale", length_scale)):
+        if not 0 < scale < float("inf"):
+            raise ValueError(f"{name}={scale}: above 0")
     draw = np.random.default_rng(seed)
-    first, second = BURSTS
-    rates = [first] * BURST_S + draw.uniform(*QUIET_RATE, QUIET_S).tolist() + [second] * BURST_S
-    arrivals = np.concatenate([second + np.sort(draw.random(draw.poisson(rate))) for second, rate in enumerate(rates)])
-    count = len(arrivals)
+    before, after = BURSTS
+    rates = [before] * BURST_S + draw.uniform(*QUIET_RATE, QUIET_S).tolist() + [after] * BURST_S
+    each = rate_scale * time_scale
+    arrivals = time_scale * np.concatenate(
+        [second + np.sort(draw.random(draw.poisson(each * rate))) for second, rate in enumerate(rates)]
+    )
+
+    def lengths(shortest: int, longest: int) -> list[int]:
+        return draw.integers(*_scaled((shortest, longest), length_scale), len(arrivals), endpoint=True).tolist()
+
     return Trace(
         name="bursty serving",
         arrivals_s=arrivals.tolist(),
-        prompts=draw.integers(*SERVING_PROMPT, count, endpoint=True).tolist(),
-        responses=draw.integers(*SERVING_RESPONSE, count, endpoint=True).tolist(),
-        cap=SERVING_RESPONSE[1],
+        prompts=lengths(*SERVING_PROMPT),
+        responses=lengths(*SERVING_RESPONSE),
+        cap=_scaled(SERVING_RESPONSE, length_scale)[1],
     )
+
+
+def burst_windows(time_scale: float = 1.0) -> list[tuple[float, float]]:
+    """Begin and end of each burst of bursty_trace, in seconds."""
+    later = BURST_S + QUIET_S
+    return [(begin * time_scale, (begin + BURST_S) * time_scale) for begin in (0, later)]
+
+
+def _scaled(bounds: tuple[int, int], scale: float) -> tuple[int, int]:
+    shortest, longest = (max(1, round(bound * scale)) for bound in bounds)
+    return shortest, longest
 
 
 def recorded_steps(path: Path) -> list[Trace]:

@@ -1,0 +1,1 @@
+"""A serving trace sent to an HTTP server, and what its clients saw."""
