@@ -85,8 +85,9 @@ def _plain(value):
 
 
 def test_links_and_folders_exist():
-    for link in re.findall(r"\]\(([^)#:]+)\)", README + DESIGN):
-        assert (ROOT / link).exists(), link
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / link).exists(), f"{page.name}: {link}"
     for path in re.findall(r"`((?:moebius_engine|rollout|recipes|tests|docs|requirements)/[\w./]*)`", README):
         assert (ROOT / path).exists(), path
 
