@@ -33,6 +33,22 @@ def arrow(x1: float, y1: float, x2: float, y2: float, both: bool = False) -> str
     )
 
 
+def path(points: str) -> str:
+    return f'<path d="{points}" fill="none" stroke="{INK}" stroke-width="1.5" marker-end="url(#head)"/>'
+
+
+def card(width: int, height: int, title: str) -> list[str]:
+    """The picture's beginning: an opaque card, and the heads of its arrows."""
+    return [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="Arial, DejaVu Sans, '
+        'sans-serif" role="img">',
+        f"<title>{title}</title>",
+        f'<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" '
+        f'orient="auto-start-reverse"><path d="M0 0 L8 4 L0 8 z" fill="{INK}"/></marker></defs>',
+        f'<rect width="{width}" height="{height}" rx="10" fill="{CARD}"/>',
+    ]
+
+
 def rank(x: float, name: str) -> list[str]:
     """One scheduler process, 390 wide."""
     slots = ["0", "1", "2", "...", "L"]
@@ -59,12 +75,9 @@ def rank(x: float, name: str) -> list[str]:
 
 def draw() -> str:
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="Arial, DejaVu Sans, '
-        'sans-serif" role="img">',
-        "<title>Trainer, RolloutActor, SwitchingEngine, and P ranks that each hold an EP and a TP runner</title>",
-        f'<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" '
-        f'orient="auto-start-reverse"><path d="M0 0 L8 4 L0 8 z" fill="{INK}"/></marker></defs>',
-        f'<rect width="{WIDTH}" height="{HEIGHT}" rx="10" fill="{CARD}"/>',
+        *card(
+            WIDTH, HEIGHT, "Trainer, RolloutActor, SwitchingEngine, and P ranks that each hold an EP and a TP runner"
+        ),
         box(30, 24, 220, 76, "Trainer", "your RL loop"),
         box(370, 24, 220, 76, "RolloutActor", "Ray actor: steps, reports"),
         box(710, 24, 220, 76, "SwitchingEngine", "sglang.Engine, checks rows"),
@@ -77,7 +90,7 @@ def draw() -> str:
         text(650, 52, "requests"),
         text(650, 82, "tokens, records"),
         arrow(820, 100, 820, 158),
-        f'<path d="M820 130 H225 V156" fill="none" stroke="{INK}" stroke-width="1.5" marker-end="url(#head)"/>',
+        path("M820 130 H225 V156"),
         text(480, 122, "one scheduler process a rank; always P workers, in both layouts"),
         *rank(30, "rank 0"),
         *rank(540, "rank P - 1"),

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from architecture import ARENA, CARD, EP, INK, TP, arrow, box, text
+from architecture import ARENA, EP, TP, arrow, box, card, path, text
 
 WIDTH, HEIGHT = 960, 330
 STEPS = {  # title → what it does; the votes are those of all ranks
@@ -16,19 +16,8 @@ STEPS = {  # title → what it does; the votes are those of all ranks
 }
 
 
-def path(points: str) -> str:
-    return f'<path d="{points}" fill="none" stroke="{INK}" stroke-width="1.5" marker-end="url(#head)"/>'
-
-
 def draw() -> str:
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="Arial, DejaVu Sans, '
-        'sans-serif" role="img">',
-        "<title>States of a switch on every rank, and how it ends</title>",
-        f'<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" '
-        f'orient="auto-start-reverse"><path d="M0 0 L8 4 L0 8 z" fill="{INK}"/></marker></defs>',
-        f'<rect width="{WIDTH}" height="{HEIGHT}" rx="10" fill="{CARD}"/>',
-    ]
+    parts = card(WIDTH, HEIGHT, "States of a switch on every rank, and how it ends")
     for number, (title, line) in enumerate(STEPS.items()):
         left = 18 + 134 * number
         fill = EP if title.startswith("agree") else TP if title == "commit" else "#f6f8fa"

@@ -90,14 +90,13 @@ def save_curves(found: "Calibration", path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from rollout.plot import COLOURS
+    from rollout.plot import png_colour
 
     figure = Figure(figsize=(8, 4.5), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     pairs = _pairs(found)
     for layout, curve in (("ep", [ep for _, ep, _ in pairs]), ("tp", [tp for _, _, tp in pairs])):
-        colour = tuple(part / 255 for part in COLOURS[layout])
         axes.errorbar(
             [p.requests for p in curve],
             [1e3 * p.step_s for p in curve],
@@ -105,7 +104,7 @@ def save_curves(found: "Calibration", path: Path) -> None:
             marker="o" if layout == "ep" else "s",
             markersize=4,
             capsize=3,
-            color=colour,
+            color=png_colour(layout),
             label=layout.upper(),
         )
     if (at := found.crossing.requests) is not None:

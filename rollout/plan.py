@@ -6,17 +6,16 @@ from pathlib import Path
 from statistics import NormalDist
 
 import numpy as np
-from pydantic import ValidationError
 
-from moebius_engine.calibration.store import Calibration
+from moebius_engine.calibration.store import read
 from moebius_engine.config import SwitchConfig
 from moebius_engine.costmodel.costs import CostModel
 from moebius_engine.costmodel.crossing import Crossing, crossing
 from moebius_engine.costmodel.decode import Dispatch
-from moebius_engine.costmodel.fit import Fit, fit, step_observation
+from moebius_engine.costmodel.fit import FREE, Fit, fit, step_observation
 from moebius_engine.costmodel.hardware import Cluster
 from moebius_engine.costmodel.moe import MoeModel
-from moebius_engine.costmodel.paper import paper_fit
+from moebius_engine.costmodel.paper import MEM_FRACTION, paper_fit
 from moebius_engine.layout import Layout
 from moebius_engine.layout.shape import check_ranks
 from moebius_engine.memory.budget import GB, Budget
@@ -28,7 +27,6 @@ from rollout.simulate.machine import from_costs
 from rollout.simulate.replica import simulate
 from rollout.simulate.trace import PROMPT_MEDIAN, step_of
 
-MEM_FRACTION = 0.85  # SGLang's mem_fraction_static, as in arXiv 2606.26607, section 6.1
 LEAST_GAIN = 1.02
 """Below it: do not bother. Holding a second layout takes 2 to 3 % of a GPU from the KV cache."""
 
@@ -144,10 +142,7 @@ def _context(responses: Sequence[int], prompt: int) -> Callable[[float], float]:
 
 
 def _fit_calibration(costs: CostModel, path: Path) -> Fit:
-    try:
-        made = Calibration.model_validate_json(path.read_text(encoding="utf-8"))
-    except ValidationError as error:
-        raise ValueError(f"{path} is no calibration: {error.errors()[0]['msg']}") from error
+    made = read(path)
     for name, measured, asked in (
         ("ranks", made.setting.ranks, costs.cluster.ranks),
         ("model", dict(made.setting.model), asdict(costs.model.shape)),
@@ -158,10 +153,8 @@ def _fit_calibration(costs: CostModel, path: Path) -> Fit:
         step_observation(Layout(point.layout), point.requests, made.setting.context, point.step_s)
         for point in made.points
     ]
-    free = ["layer_floor_s", "dispatch_floor_s", "row_passes"]
-    if costs.dispatch == "none":
-        free.remove("dispatch_floor_s")  # it plays no part there
-    return fit(costs, observations, free)
+    # The dispatch floor plays no part in "none".
+    return fit(costs, observations, [name for name in FREE if costs.dispatch != "none" or name != "dispatch_floor_s"])
 
 
 def _budget(wish: Wish, cluster: Cluster) -> Budget:

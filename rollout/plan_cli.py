@@ -10,8 +10,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from moebius_engine.costmodel.hardware import GB, GPUS, LINKS
+from moebius_engine.costmodel.hardware import GPUS, LINKS
 from moebius_engine.layout import Layout
+from moebius_engine.memory.budget import GB
 from moebius_engine.memory.presets import PRESETS
 from rollout.failure import fail
 

@@ -12,6 +12,11 @@ OTHER = (120, 120, 120)
 SYMBOLS = {"tp": "·", "ep": "+", "switching": "•"}
 
 
+def png_colour(name: str) -> tuple[float, ...]:
+    """A run's colour as matplotlib takes it."""
+    return tuple(part / 255 for part in COLOURS.get(name, OTHER))
+
+
 def save_png(reports: Mapping[str, StepReport], path: Path, title: str) -> None:
     """One curve a run and a mark at each of its switches. The runs share one threshold line, that of the first."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -21,7 +26,7 @@ def save_png(reports: Mapping[str, StepReport], path: Path, title: str) -> None:
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for name, report in reports.items():
-        colour = tuple(part / 255 for part in COLOURS.get(name, OTHER))
+        colour = png_colour(name)
         axes.step(*_curve(report), where="post", color=colour, linewidth=1.8, label=f"{name}: {report.step_s:.1f} s")
         for t_s, count, text in _marks(report):
             axes.plot([t_s], [count], marker="o", markersize=8, color=colour, markeredgecolor="black", zorder=3)

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from moebius_engine.config import PAPER_THRESHOLD
 from rollout.failure import fail
 from rollout.server_argument import server_argument
 
@@ -16,7 +17,7 @@ def replay_command(
     model: Annotated[str, typer.Option(help="Folder of the checkpoint.")],
     ranks: Annotated[int, typer.Option(help="P: processes that hold the model.")] = 2,
     policy: Annotated[str, typer.Option(help=f"One of {', '.join(POLICIES)}.")] = "rollout",
-    threshold: Annotated[int, typer.Option(help="T_h, in requests.")] = 256,
+    threshold: Annotated[int, typer.Option(help="T_h, in requests.")] = PAPER_THRESHOLD,
     lengths_only: Annotated[bool, typer.Option("--lengths-only", help="Random prompts of the same lengths.")] = False,
     changes: Annotated[list[str] | None, typer.Option("--set", help="argument=value of SGLang's server.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder whose steps.jsonl the reports are appended to.")] = None,

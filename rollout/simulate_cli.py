@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from moebius_engine.config import PAPER_THRESHOLD
 from moebius_engine.costmodel.hardware import GPUS, LINKS
 from moebius_engine.memory.presets import PRESETS
 from rollout.failure import fail
@@ -35,7 +36,7 @@ def simulate_command(
     replicas: Annotated[int, typer.Option(help="Engines that share each step's requests.")] = 1,
     link: Annotated[str, typer.Option(help=f"One of {', '.join(LINKS)}.")] = "nvlink",
     dispatch: Annotated[str, typer.Option(help="Of EP's tokens: none, as this engine does it, or deepep.")] = "none",
-    threshold: Annotated[int, typer.Option(help="T_h, in requests of one replica.")] = 256,
+    threshold: Annotated[int, typer.Option(help="T_h, in requests of one replica.")] = PAPER_THRESHOLD,
     running: Annotated[int, typer.Option(help="Requests that one replica decodes at once.")] = 2048,
     mem_fraction: Annotated[float, typer.Option(help="SGLang's mem_fraction_static.")] = 0.85,
     steps: Annotated[int, typer.Option(help="Rollout steps.")] = 9,

@@ -53,7 +53,7 @@ async def _sizes(engine: Any, context: int) -> list[int]:
     sizes = [engine.ranks]
     while sizes[-1] * 2 <= most * engine.ranks:
         sizes.append(sizes[-1] * 2)
-    if most < 1 or len(sizes) < 2:
+    if len(sizes) < 2:
         raise ValueError(
             f"context={context}: a rank holds {rank['max_total_tokens']} KV tokens and "
             f"{rank['max_running_requests']} requests, too few for 2 requests; give a smaller context"

@@ -68,7 +68,7 @@ async def calibrate_at_start(engine: Any, where: Path | None = None) -> None:
         return
     setting = setting_of(engine)
     found = store.load(setting, where)
-    origin = f"{(where or store.folder()) / setting.name}"
+    origin = str(store.path_of(setting, where))
     if found is None and config.calibrate == "file":
         raise ValueError(
             f"calibrate='file': {origin} does not exist; run `moebius-rollout calibrate`, or use calibrate='auto'"

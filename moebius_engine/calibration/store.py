@@ -41,20 +41,33 @@ def folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "moebius-rollout" / "calibration"
 
 
+def path_of(setting: Setting, where: Path | None = None) -> Path:
+    """Where the calibration of this setting is, or would be. where: the folder, folder() by default."""
+    return (where or folder()) / setting.name
+
+
 def load(setting: Setting, where: Path | None = None) -> Calibration | None:
-    """The calibration of this setting, None if there is none. Raises ValueError, naming the file, for a broken one."""
-    path = (where or folder()) / setting.name
+    """The calibration of this setting, None if there is none. Raises as read."""
+    path = path_of(setting, where)
     if not path.exists():
         return None
     try:
+        return read(path)
+    except ValueError as error:
+        raise ValueError(f"{error}; remove it") from error
+
+
+def read(path: Path) -> Calibration:
+    """A calibration's file. Raises ValueError, naming it, for what is none."""
+    try:
         return Calibration.model_validate_json(path.read_text(encoding="utf-8"))
     except ValidationError as error:
-        raise ValueError(f"{path} is no calibration: {error.errors()[0]['msg']}; remove it") from error
+        raise ValueError(f"{path} is no calibration: {error.errors()[0]['msg']}") from error
 
 
 def save(calibration: Calibration, where: Path | None = None) -> Path:
     """Write it under its setting's name. Returns the path."""
-    path = (where or folder()) / calibration.setting.name
+    path = path_of(calibration.setting, where)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(f".{os.getpid()}")  # engines may start at the same time
     partial.write_text(calibration.model_dump_json(indent=2) + "\n", encoding="utf-8")

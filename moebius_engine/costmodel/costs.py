@@ -10,6 +10,7 @@ from moebius_engine.costmodel.moe import MoeModel
 from moebius_engine.costmodel.switching import Control, SwitchParts, switch_parts
 from moebius_engine.layout import Layout
 from moebius_engine.layout.shape import check_ranks
+from moebius_engine.memory.budget import Sizes
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,21 @@ class CostModel:
             raise ValueError(f"dispatch={self.dispatch!r} is unknown: use one of {list(get_args(Dispatch))}")
         if not 1 <= self.skew <= self.cluster.ranks:
             raise ValueError(f"skew={self.skew:g} must lie between 1 and ranks={self.cluster.ranks}")
+
+    def sizes(self, requests: int, positions: int, transfer: str = "direct") -> Sizes:
+        """For the memory budget, with one KV token a rank. requests: that a rank holds in EP. positions: the model's,
+        and the context."""
+        return Sizes(
+            shape=self.model.shape,
+            ranks=self.cluster.ranks,
+            tokens=1,
+            requests=requests,
+            context=positions,
+            positions=positions,
+            itemsize=self.model.itemsize,
+            kv_itemsize=self.model.itemsize,
+            transfer=transfer,
+        )
 
     def step_parts(self, layout: Layout, requests: float, context: float) -> StepParts:
         if requests < 1:

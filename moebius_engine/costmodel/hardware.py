@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-GB = 10**9
+from moebius_engine.memory.budget import GB
+
 LinkName = Literal["nvlink", "infiniband-hdr", "infiniband-ndr", "infiniband-xdr", "shared"]
 
 

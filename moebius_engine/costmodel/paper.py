@@ -12,7 +12,7 @@ from moebius_engine.costmodel.fit import FREE, Fit, Observation, fit
 from moebius_engine.costmodel.hardware import Achieved, Cluster
 from moebius_engine.costmodel.moe import MoeModel
 from moebius_engine.layout import Layout
-from moebius_engine.memory.budget import Budget, Sizes, budget, tokens_that_fit
+from moebius_engine.memory.budget import Budget, budget, tokens_that_fit
 from moebius_engine.memory.presets import PRESETS
 
 MODEL, GPU, RANKS = "Qwen3-235B-A22B", "H200", 8  # section 6.1
@@ -117,16 +117,5 @@ def memory_overhead() -> float:
 
 def _budget() -> Budget:
     costs = paper_fit().costs
-    positions = PRESETS[MODEL]["max_position_embeddings"]
-    sizes = Sizes(
-        shape=costs.model.shape,
-        ranks=RANKS,
-        tokens=1,
-        requests=LARGE // RANKS,
-        context=positions,
-        positions=positions,
-        itemsize=costs.model.itemsize,
-        kv_itemsize=costs.model.itemsize,
-        transfer="collective",
-    )
+    sizes = costs.sizes(LARGE // RANKS, PRESETS[MODEL]["max_position_embeddings"], transfer="collective")
     return budget(replace(sizes, tokens=tokens_that_fit(sizes, costs.cluster.gpu.memory, MEM_FRACTION)))

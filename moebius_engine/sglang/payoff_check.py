@@ -30,8 +30,7 @@ class PayoffCheck:
 
     def allows(self, target: Layout, inflight: int) -> bool:
         """Whether to switch to `target` now. inflight: of all ranks. The trace keeps the estimate."""
-        requests = self._s.requests_in_flight()
-        if self._answered[0] == inflight or not requests:
+        if self._answered[0] == inflight or not (requests := self._s.requests_in_flight()):
             return self._answered[1]
         tokens = sum(len(req.origin_input_ids) + len(req.output_ids) for req in requests)
         estimate = self._payoff.estimate(

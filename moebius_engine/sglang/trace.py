@@ -24,7 +24,6 @@ class Trace:
         self._samples: deque[TraceSample] = deque(maxlen=_MOST_SAMPLES)
         self._switches: deque[SwitchRecord] = deque(maxlen=_MOST_SWITCHES)
         self._rank_steps = self._idle_rank_steps = 0
-        self._last: TraceSample | None = None
         self._estimates: dict[str, PayoffEstimate] = {}
         self._declined = 0
 
@@ -41,16 +40,17 @@ class Trace:
         if idle < self._ranks:
             self._rank_steps += self._ranks
             self._idle_rank_steps += idle
-        last = self._last
+        last = self._samples[-1] if self._samples else None
         if last is not None and last.inflight == inflight and last.layout == layout:
             return
-        self._last = TraceSample(
-            t_s=self.elapsed_s(),
-            inflight=inflight,
-            tokens=tokens - self._tokens_before,
-            layout=layout.value,
+        self._samples.append(
+            TraceSample(
+                t_s=self.elapsed_s(),
+                inflight=inflight,
+                tokens=tokens - self._tokens_before,
+                layout=layout.value,
+            )
         )
-        self._samples.append(self._last)
 
     def switched(self, record: SwitchRecord) -> None:
         self._switches.append(record)

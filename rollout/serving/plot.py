@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moebius_engine.telemetry import StepTrace
-from rollout.plot import COLOURS
+from rollout.plot import png_colour
 from rollout.serving.latency import Bin
 
 _SWITCH_STYLES = {"ep": "--", "tp": ":"}  # by target
@@ -33,7 +33,7 @@ def save_png(runs: Mapping[str, Served], bursts: Sequence[tuple[float, float]], 
     begins = [one.begin_s for one in first]
     rate.step(begins, [one.requests / width_s for one in first], where="post", color="black")
     for name, run in runs.items():
-        colour = tuple(part / 255 for part in COLOURS[name])
+        colour = png_colour(name)
         middles = [one.begin_s + width_s / 2 for one in run.bins]
         inflight.step(
             [sample.t_s for sample in run.trace.samples],

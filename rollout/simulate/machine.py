@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from moebius_engine.costmodel.costs import CostModel
 from moebius_engine.layout import Layout
 from moebius_engine.layout.heads import kv_heads_per_rank
-from moebius_engine.memory.budget import Budget, Sizes, budget, kv_token_bytes, tokens_that_fit
+from moebius_engine.memory.budget import Budget, budget, kv_token_bytes, tokens_that_fit
 from rollout.simulate.limits import Limits
 from rollout.simulate.replica import EngineTimes
 
@@ -35,16 +35,7 @@ def from_costs(name: str, costs: CostModel, positions: int, running: int, mem_fr
         raise ValueError(f"running={running} requests leave none to each of ranks={ranks}")
     if not 0 < mem_fraction < 1:
         raise ValueError(f"mem_fraction={mem_fraction:g} must lie between 0 and 1")
-    sizes = Sizes(
-        shape=costs.model.shape,
-        ranks=ranks,
-        tokens=1,
-        requests=running // ranks,
-        context=positions,
-        positions=positions,
-        itemsize=costs.model.itemsize,
-        kv_itemsize=costs.model.itemsize,
-    )
+    sizes = costs.sizes(running // ranks, positions)
     tokens = tokens_that_fit(sizes, gpu.memory, mem_fraction)
     if tokens < 1:
         raise ValueError(
