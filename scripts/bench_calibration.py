@@ -1,24 +1,21 @@
 """Calibration against a full sweep of the same engine: do both find the same crossing?
 
-python -m scripts.bench_calibration --ranks 2 --share-gpu --out benchmarks/calibration_h200.json
+python scripts/bench_calibration.py --ranks 2 --share-gpu --out benchmarks/calibration_h200.json
 """
 
 import json
 import tempfile
 import time
-from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
+from gpu_engine import server_args, setting, write_model
 
 from moebius_engine.calibration.curve import crossing
 from moebius_engine.calibration.measure import TOKENS, sweep
 from moebius_engine.config import SwitchConfig
 from moebius_engine.engine import SwitchingEngine
-from scripts.gpu_engine import describe_model, server_args, write_model
 
 
 def main(
@@ -49,15 +46,7 @@ def main(
             engine.shutdown()
     whole = crossing(points)
     report = {
-        "setting": {
-            "gpu": torch.cuda.get_device_name(0),
-            "ranks": ranks,
-            "ranks share one GPU": share_gpu,
-            "model": describe_model(layers),
-            "context": context,
-            "versions": {name: version(name) for name in ("sglang", "torch")},
-            "date": date.today().isoformat(),
-        },
+        "setting": setting(ranks, layers, share_gpu, context=context),
         "sweep": {"step": step, "seconds": seconds, "crossing": whole.model_dump()},
         "calibrations": [{"seconds": c.seconds, "crossing": c.crossing.model_dump()} for c in found],
         "sweep_points": [p.model_dump() for p in points],

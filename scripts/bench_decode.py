@@ -1,23 +1,20 @@
 """Decoding on GPUs: our engine pinned to a layout against stock SGLang in that layout, one engine after the other.
 
-python -m scripts.bench_decode --ranks 2 --batch 32 --batch 256 --share-gpu --out benchmarks/decode_h200.json
+python scripts/bench_decode.py --ranks 2 --batch 32 --batch 256 --share-gpu --out benchmarks/decode_h200.json
 """
 
 import json
 import statistics
 import tempfile
 import time
-from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
+from gpu_engine import server_args, setting, write_model
 
 from moebius_engine.config import SwitchConfig
 from moebius_engine.engine import SwitchingEngine
-from scripts.gpu_engine import describe_model, server_args, write_model
 
 PROMPT = 65  # tokens
 
@@ -63,16 +60,8 @@ def main(
         for (whose, name, count), stock in speeds.items()
         if whose == "stock"
     ]
-    setting = {
-        "gpu": torch.cuda.get_device_name(0),
-        "ranks": ranks,
-        "ranks share one GPU": share_gpu,
-        "model": describe_model(layers),
-        "tokens a response": tokens,
-        "versions": {name: version(name) for name in ("sglang", "torch")},
-        "date": date.today().isoformat(),
-    }
-    out.write_text(json.dumps({"setting": setting, "rows": rows}, indent=2) + "\n", encoding="utf-8")
+    held = setting(ranks, layers, share_gpu, **{"tokens a response": tokens})
+    out.write_text(json.dumps({"setting": held, "rows": rows}, indent=2) + "\n", encoding="utf-8")
     for row in rows:
         typer.echo(f"{row['layout']} {row['batch']}: ratio {row['ratio']:.3f}")
 

@@ -1,6 +1,6 @@
 """A switch on real GPUs: SGLang with both CUDA-graph sets, dummy weights, requests in flight at every switch.
 
-    python -m scripts.bench_switch --ranks 2 --requests 32 --requests 512 --share-gpu --out benchmarks/switch_h200.json
+    python scripts/bench_switch.py --ranks 2 --requests 32 --requests 512 --share-gpu --out benchmarks/switch_h200.json
 
 --share-gpu puts all ranks on one GPU, which needs MPS and NCCL 2.32 or later. It shows what the mechanism costs, and
 says nothing about NVLink.
@@ -11,17 +11,14 @@ import json
 import statistics
 import tempfile
 import time
-from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
+from gpu_engine import server_args, setting, write_model
 
 from moebius_engine.config import SwitchConfig
 from moebius_engine.engine import SwitchingEngine
-from scripts.gpu_engine import describe_model, server_args, write_model
 
 PROMPT = 65  # tokens
 WARM_UP = 2  # switches that are not counted: kernels compile, buffers grow
@@ -59,17 +56,8 @@ def main(
                 typer.echo(json.dumps({key: rows[-1][key] for key in ("requests", "samples", "median_ms")}))
         finally:
             engine.shutdown()
-    setting = {
-        "gpu": torch.cuda.get_device_name(0),
-        "ranks": ranks,
-        "ranks share one GPU": share_gpu,
-        "model": describe_model(layers),
-        "transfer": transfer,
-        "tokens a response": tokens,
-        "versions": {name: version(name) for name in ("sglang", "torch")},
-        "date": date.today().isoformat(),
-    }
-    out.write_text(json.dumps({"setting": setting, "rows": rows}, indent=2) + "\n", encoding="utf-8")
+    held = setting(ranks, layers, share_gpu, transfer=transfer, **{"tokens a response": tokens})
+    out.write_text(json.dumps({"setting": held, "rows": rows}, indent=2) + "\n", encoding="utf-8")
 
 
 async def _measure(engine: SwitchingEngine, requests: int, samples: int, tokens: int, switches: int) -> dict:

@@ -2,14 +2,31 @@
 
 import json
 from collections.abc import Iterable
+from datetime import date
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+import torch
 
 VOCABULARY = 32768  # tokens
 
 
-def describe_model(layers: int) -> str:
+def _describe(layers: int) -> str:
     return f"{layers} layers, 128 experts, H 2048, I 768, 4 KV heads, bf16, dummy weights"
+
+
+def setting(ranks: int, layers: int, share_gpu: bool, **more: Any) -> dict[str, Any]:
+    """What a benchmark's numbers hold for. more: what else the benchmark has set."""
+    return {
+        "gpu": torch.cuda.get_device_name(0),
+        "ranks": ranks,
+        "ranks share one GPU": share_gpu,
+        "model": _describe(layers),
+        **more,
+        "versions": {name: version(name) for name in ("sglang", "torch")},
+        "date": date.today().isoformat(),
+    }
 
 
 def server_args(batch_sizes: Iterable[int], requests: int, tokens: int) -> dict[str, Any]:
