@@ -4,46 +4,57 @@ from pathlib import Path
 
 from architecture import ARENA, EP, TP, arrow, box, card, path, text
 
-WIDTH, HEIGHT = 960, 330
-STEPS = {  # title → what it does; the votes are those of all ranks
-    "settle": "nothing in flight",
-    "plan": "reserve places",
-    "agree": "all ranks vote",
-    "move": "weights, KV",
-    "verify": "compare digests",
-    "agree ": "all ranks vote",
-    "commit": "select the layout",
-}
+WIDTH, HEIGHT = 1200, 330
+STEP = 118  # from one box to the next
+STEPS = (  # what each does; the votes are those of all ranks
+    ("settle", "nothing in flight"),
+    ("share", "tell requests"),
+    ("reserve", "take places"),
+    ("agree", "all ranks vote"),
+    ("weights", "and prepare"),
+    ("agree", "all ranks vote"),
+    ("KV", "layer by layer"),
+    ("verify", "digests of KV"),
+    ("agree", "all ranks vote"),
+    ("commit", "the new layout"),
+)
+
+
+def middle(number: int) -> int:
+    """Where the box of a step has its middle."""
+    return 14 + STEP * number + 54
 
 
 def draw() -> str:
     parts = card(WIDTH, HEIGHT, "States of a switch on every rank, and how it ends")
-    for number, (title, line) in enumerate(STEPS.items()):
-        left = 18 + 134 * number
-        fill = EP if title.startswith("agree") else TP if title == "commit" else "#f6f8fa"
-        parts.append(box(left, 24, 120, 62, title.strip(), line, fill=fill))
+    for number, (title, line) in enumerate(STEPS):
+        left = middle(number) - 54
+        fill = EP if title == "agree" else TP if title == "commit" else "#f6f8fa"
+        parts.append(box(left, 24, 108, 62, title, line, fill=fill))
         if number:
-            parts.append(arrow(left - 14, 55, left - 1, 55))
+            parts.append(arrow(left - 10, 55, left - 1, 55))
     parts += [
-        # A refusal before the move.
-        path("M346 86 V148"),
-        text(352, 116, "a rank refuses", anchor="start"),
-        box(266, 150, 160, 62, "abandon", "free the target's places"),
-        # A fault found after the move.
-        path("M748 86 V148"),
-        text(754, 116, "a rank refuses", anchor="start"),
-        box(668, 150, 160, 62, "roll back", "KV, weights, finish"),
-        arrow(666, 181, 430, 181),
+        # A refusal before the first byte moves.
+        path(f"M{middle(3)} 86 V148"),
+        text(middle(3) + 6, 116, "a rank refuses", anchor="start"),
+        box(middle(3) - 80, 150, 160, 62, "abandon", "free the target's places"),
+        # A refusal, or bytes that differ, after it.
+        path(f"M{middle(4)} 86 V128 H{middle(8)}"),
+        *(path(f"M{middle(number)} 86 V128") for number in (5, 6)),
+        path(f"M{middle(8)} 86 V148"),
+        text(middle(4) + 8, 146, "bytes of a layer differ, or a rank refuses", anchor="start"),
+        box(middle(8) - 80, 150, 160, 62, "roll back", "what has moved"),
+        arrow(middle(8) - 82, 181, middle(3) + 84, 181),
         # Ends.
-        box(18, 244, 200, 62, "ends with an error", "engine and its process", fill="#f6d5d5"),
-        path("M346 212 V242"),
-        box(246, 244, 200, 62, "goes on in the source", "with every request", fill=ARENA),
-        path("M882 86 V242"),
-        box(742, 244, 200, 62, "goes on in the target", "with every request", fill=ARENA),
-        text(18, 150, "an exception, a lost rank or", anchor="start"),
-        text(18, 169, "a missed deadline, in any state:", anchor="start"),
-        text(18, 188, "the others lose that rank", anchor="start"),
-        text(18, 207, "in their next collective", anchor="start"),
+        box(18, 244, 200, 62, "ends with an error", "the engine, on all ranks", fill="#f6d5d5"),
+        path(f"M{middle(3)} 212 V242"),
+        box(middle(3) - 100, 244, 200, 62, "goes on in the source", "with every request", fill=ARENA),
+        path(f"M{middle(9)} 86 V242"),
+        box(WIDTH - 218, 244, 200, 62, "goes on in the target", "with every request", fill=ARENA),
+        text(18, 150, "an exception in what ranks do", anchor="start"),
+        text(18, 169, "together, a lost rank or a missed", anchor="start"),
+        text(18, 188, "deadline, in any state; a second", anchor="start"),
+        text(18, 207, "fault while rolling back", anchor="start"),
         path("M118 214 V242"),
         "</svg>",
     ]

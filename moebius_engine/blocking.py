@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from moebius_engine.calibration.start import BUDGET_S, CONTEXT
 from moebius_engine.calibration.store import Calibration
 from moebius_engine.config import SwitchConfig
+from moebius_engine.switch.faults import Fault
 from moebius_engine.telemetry import StepTrace, SwitchRecord, UpdateRecord
 from moebius_engine.weights.buckets import NamedTensors
 
@@ -31,6 +32,9 @@ class BlockingCalls:
 
     def end_step(self) -> StepTrace:
         return self._run(self.async_end_step())
+
+    def inject(self, fault: Fault) -> None:
+        self._run(self.async_inject(fault))
 
     def set_policy(self, config: SwitchConfig, calibration: Calibration | None = None) -> None:
         self._run(self.async_set_policy(config, calibration))

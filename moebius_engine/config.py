@@ -36,7 +36,9 @@ class SwitchConfig:
     timeout_s: deadline in seconds of every wait across ranks.
     seeded: each request draws by its own sampling_seed (without one, by its id): the same seed gives the same tokens in
         any layout and batch, but for rounding. Needs SGLang's sampling_backend="pytorch" on a GPU.
-    check_bytes: compare all moved KV byte for byte at every switch. Slow: for verification.
+    check_bytes: compare all moved KV byte for byte at every switch, and of every layer what was sent with what arrived.
+        Slow: for verification. Without it one of 61 layer moves is compared.
+    inject_faults: take engine.inject(Fault(...)), which breaks a switch on purpose: for tests and soaks.
 
     Source of the defaults: arXiv 2606.26607, section 5.
     """
@@ -54,6 +56,7 @@ class SwitchConfig:
     timeout_s: float = 300.0
     seeded: bool = False
     check_bytes: bool = False
+    inject_faults: bool = False
 
     def __post_init__(self) -> None:
         for name, known in (("policy", PolicyName), ("transfer", TransferName), ("calibrate", CalibrateName)):

@@ -17,6 +17,7 @@ from moebius_engine.layout import Layout
 from moebius_engine.layout.shape import ModelShape, check_ranks
 from moebius_engine.sglang import arguments as server_arguments
 from moebius_engine.sglang.cpu import environment
+from moebius_engine.switch.faults import Fault
 from moebius_engine.telemetry import StepTrace, SwitchRecord, UpdateRecord
 from moebius_engine.weights.buckets import NamedTensors, buckets
 from moebius_engine.weights.manifest import qwen3_moe_manifest
@@ -257,6 +258,15 @@ class SwitchingEngine(BlockingCalls, Engine):
         return [rank["components"] for rank in await self._command("memory")]
 
     # ---- the rest
+
+    async def async_inject(self, fault: Fault) -> None:
+        """Let the next switch that comes to this state go wrong. Raises ValueError without
+        SwitchConfig(inject_faults=True), or for a rank or a layer that there is not."""
+        if not self.config.inject_faults:
+            raise ValueError(f"{fault} needs SwitchConfig(inject_faults=True)")
+        if fault.rank >= self.ranks or fault.layer >= self.shape.layers:
+            raise ValueError(f"{fault}: there are {self.ranks} ranks and {self.shape.layers} layers")
+        await self._command("inject", fault=fault)
 
     async def async_abort(self, rid: str = "", abort_all: bool = False) -> None:
         """Abort exactly this request, or all. An id that is not in flight is left alone."""

@@ -71,7 +71,7 @@ def _round_trip(rank: int, ranks: int, count: int) -> dict[str, float]:
     dist.barrier()
 
     began = time.perf_counter()
-    given = handover.gather(roster, 0.5, None, group)
+    given = handover.gather(roster, handover.share(roster, 0.5, group), rank, None)
     places = placement.plan_places(given.held[0], 1)
     occupied = kv_rows.occupy(tp, places, 1)
     row_moves.to_tp(ep, row_moves.by_ep_rank(places, ranks), occupied, rank)

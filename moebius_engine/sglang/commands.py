@@ -17,6 +17,7 @@ from moebius_engine.layout import Layout
 from moebius_engine.sglang import inspection
 from moebius_engine.sglang.footprint import footprint
 from moebius_engine.sglang.payoff_check import PayoffCheck
+from moebius_engine.switch.faults import Fault
 from moebius_engine.switch.policy import Policy
 
 
@@ -125,6 +126,11 @@ def _memory(scheduler) -> dict[str, Any]:
     return {"components": footprint(scheduler)}
 
 
+def _inject(scheduler, fault: Fault) -> dict[str, Any]:
+    scheduler.switcher.faults.arm(fault)
+    return {}
+
+
 def answer_static(original, self, recv_req):
     """Hook of a stock scheduler: answer our commands, leave the rest to SGLang."""
     return handle(self, recv_req) if isinstance(recv_req, Command) else original(self, recv_req)
@@ -147,4 +153,5 @@ _HANDLERS: dict[str, Callable[..., dict[str, Any]]] = {
     "weight_digests": _weight_digests,
     "addresses": _addresses,
     "memory": _memory,
+    "inject": _inject,
 }

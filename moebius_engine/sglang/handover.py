@@ -1,7 +1,9 @@
 """Who holds which request after a switch: the union of EP's ranks for TP, a partition of it for EP."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from typing import Any
 
 import torch.distributed as dist
 from sglang.srt.managers.schedule_batch import Req
@@ -11,6 +13,8 @@ from moebius_engine.sglang import requests
 from moebius_engine.sglang.exchange import exchange
 from moebius_engine.sglang.placement import Held
 from moebius_engine.sglang.roster import Roster
+
+_STATES = ("running", "prefilling", "waiting")
 
 
 @dataclass
@@ -27,11 +31,24 @@ class Handover:
     retracted: list[Req] = field(default_factory=list)
 
 
-def gather(roster: Roster, ratio: float, tokenizer, group: dist.ProcessGroup) -> Handover:
-    """EP → TP: every rank gets the union, in one order. Collective; only other ranks' requests are copied."""
-    rank = dist.get_rank(group)
-    mine = {state: requests.pack(getattr(roster, state)) for state in ("running", "prefilling", "waiting")}
-    everyone = exchange((mine, roster.penalties, ratio), group)
+def share(roster: Roster, ratio: float, group: dist.ProcessGroup) -> list[Any]:
+    """EP → TP: what every rank says of its requests, in rank order. Collective. A rank that cannot pack its requests
+    still takes part: it sends the exception, which `gather` raises."""
+    try:
+        mine: Any = ({state: requests.pack(getattr(roster, state)) for state in _STATES}, roster.penalties, ratio)
+    except Exception as error:
+        mine = RuntimeError(f"requests cannot be packed: {error!r}")
+    return exchange(mine, group)
+
+
+def gather(roster: Roster, everyone: Sequence[Any], rank: int, tokenizer) -> Handover:
+    """EP → TP: every rank gets the union, in one order. everyone: of `share`; only other ranks' requests are copied.
+
+    Raises what kept a rank from sharing.
+    """
+    for said in everyone:
+        if isinstance(said, Exception):
+            raise said
     reqs = [
         {s: getattr(roster, s) if owner == rank else requests.unpack(packed[s], tokenizer) for s in packed}
         for owner, (packed, _, _) in enumerate(everyone)

@@ -29,6 +29,7 @@ from moebius_engine.sglang.random_streams import draw_anew
 from moebius_engine.sglang.roster import Roster, read_roster, retract, write_roster
 from moebius_engine.sglang.settle import settle
 from moebius_engine.switch.coordinator import run_switch
+from moebius_engine.switch.faults import FaultySteps
 from moebius_engine.telemetry import SwitchReason, SwitchRecord
 
 log = logging.getLogger(__name__)
@@ -39,9 +40,11 @@ class Plan:
     """What this rank does for one switch."""
 
     target: Layout
-    handover: Handover
-    places: list[list[Place]]  # per destination rank; for TP one list, the same on every rank
-    union: Roster  # requests of all ranks
+    roster: Roster  # this rank's requests, as settle left them
+    everyone: list[Any]  # to TP: what handover.share has brought
+    union: Roster  # requests of all ranks; this rank's until it knows the others'
+    handover: Handover = field(default_factory=lambda: Handover(Roster(), [], 0.0))
+    places: list[list[Place]] = field(default_factory=list)  # by destination rank; for TP one list, the same on all
     occupied: Occupied = field(default_factory=lambda: Occupied([], torch.empty(0)))
     moves: list[RowMove] = field(default_factory=list)
     blocks: list[Block] = field(default_factory=list)
@@ -76,6 +79,9 @@ class Switcher:
         self._mover = scheduler.tp_worker.mover
         tokens = max(state.allocator.size for state in scheduler.layouts.values())
         self.scratch = Scratch(torch.device(scheduler.device), tokens)
+        self.faults: FaultySteps | None = None
+        if scheduler.config.inject_faults:
+            self.faults = FaultySteps(self, self._rank, lambda fault: self._mover.spoil(fault.kind, fault.layer))
         self._switches = 0
         self._plan: Plan | None = None
 
@@ -84,7 +90,7 @@ class Switcher:
         s, source, began, started = self._s, self._s.layout, time.perf_counter(), self._s.trace.elapsed_s()
         self._plan = None
         with _no_garbage_collection(), self.scratch.used():
-            outcome = run_switch(self, self._agree, target, with_weights=with_weights)
+            outcome = run_switch(self.faults or self, self._agree, target, with_weights=with_weights)
         total = 1e3 * (time.perf_counter() - began)
         decide, metadata, kv, weights = (outcome.ms.get(name, 0.0) for name in ("decide", "metadata", "kv", "weights"))
         plan = self._require_plan()
@@ -124,67 +130,75 @@ class Switcher:
     def settle(self) -> None:
         settle(self._s)
 
-    def plan(self, target: Layout) -> str | None:
-        s = self._s
-        source, destination = s.layouts[s.layout], s.layouts[target]
-        roster, page = read_roster(s), s.page_size
+    def share(self, target: Layout) -> None:
+        roster = read_roster(self._s)
+        self._plan = Plan(target, roster, [], roster)
         if target == Layout.TP:
-            given = handover.gather(roster, s.new_token_ratio, s.tokenizer, self._group)
-            union = given.roster
+            self._plan.everyone = handover.share(roster, self._s.new_token_ratio, self._group)
+
+    def reserve(self) -> str | None:
+        s, plan = self._s, self._require_plan()
+        source, destination, page = s.layouts[s.layout], s.layouts[plan.target], s.page_size
+        if plan.target == Layout.TP:
+            given = handover.gather(plan.roster, plan.everyone, self._rank, s.tokenizer)
+            plan.union = given.roster
         else:
             limits = Capacity(destination.requests.size, destination.allocator.size)
-            given = handover.divide(roster, s.new_token_ratio, self._rank, self._ranks, limits, page)
-            union = roster
-        places = [placement.plan_places(held, page) for held in given.held]
-        plan = self._plan = Plan(target, given, places, union)
+            given = handover.divide(plan.roster, s.new_token_ratio, self._rank, self._ranks, limits, page)
+        plan.handover, plan.places = given, [placement.plan_places(held, page) for held in given.held]
         own = plan.own_places(self._rank)
         rows = placement.rows_needed(own, page)
         rows += sum(handover.prompt_tokens(req) - req.kv_committed_len for req in given.roster.prefilling)
         if rows > destination.allocator.size or len(own) > destination.requests.size:
             return (
-                f"{len(own)} requests with {rows} KV rows do not fit into {target}, which holds "
+                f"{len(own)} requests with {rows} KV rows do not fit into {plan.target}, which holds "
                 f"{destination.requests.size} requests and {destination.allocator.size} rows a rank"
             )
-        if target == Layout.TP:
+        if plan.target == Layout.TP:
             plan.occupied = kv_rows.occupy(destination, own, page)
             plan.moves = row_moves.to_tp(source, self._by_ep_rank(plan), plan.occupied, self._rank)
         else:
-            new_rows = [kv_rows.moved_elsewhere(destination, part, page) for part in places]
+            new_rows = [kv_rows.moved_elsewhere(destination, part, page) for part in plan.places]
             plan.occupied = kv_rows.occupy(destination, own, page)
-            plan.moves = row_moves.to_ep(source, places, new_rows)
-        plan.blocks = kv_blocks(self._shape, self._ranks, target, plan.moves)
+            plan.moves = row_moves.to_ep(source, plan.places, new_rows)
+        plan.blocks = kv_blocks(self._shape, self._ranks, plan.target, plan.moves)
         plan.landing = Landing(destination, own, plan.occupied, given.roster.prefilling)
         if s.config.check_bytes:
-            plan.before = self._digests(source, [(p, p.req.req_pool_idx) for p in self._read_places(plan)])
+            plan.before = self._digests_before(plan)
         return None
 
     def move_weights(self) -> int:
         return self._mover.move_experts(self._require_plan().target)
 
+    def prepare(self) -> None:
+        plan = self._require_plan()
+        self._mover.prepare_kv(plan.blocks, plan.target)
+        assert plan.landing is not None
+        plan.landing.plant()
+
     def move_kv(self) -> int:
         plan = self._require_plan()
         return self._mover.move_kv(plan.blocks, plan.target)
 
-    def prepare(self) -> None:
-        landing = self._require_plan().landing
-        assert landing is not None
-        landing.plant()
-
     def finish(self) -> dict[str, float]:
         return self._mover.finish()
 
-    def return_weights(self) -> None:
-        self._mover.move_experts(self._s.layout)
-
-    def return_kv(self) -> None:
-        """Bring back all KV of live requests: also what was not moved because another request's rows provided it."""
+    def roll_back(self) -> None:
         s, plan = self._s, self._require_plan()
-        source = s.layouts[s.layout]
-        plan.moves = self._whole_moves(plan)  # the rows must live until finish()
-        self._mover.move_kv(kv_blocks(self._shape, self._ranks, s.layout, plan.moves), s.layout)
-        # Cached prefixes that no request holds were overwritten, and so were requests that were not placed.
-        retract(s, plan.handover.retracted)
-        source.tree.evict(EvictParams(num_tokens=source.tree.evictable_size()))
+        if self._mover.journal.holds("kv"):
+            # All KV of live requests: also what was not moved because another request's rows provided it.
+            plan.moves = self._whole_moves(plan)  # the rows must live until finish()
+            self._mover.return_kv(kv_blocks(self._shape, self._ranks, s.layout, plan.moves), s.layout)
+            # Cached prefixes that no request holds were overwritten, and so were requests that were not placed.
+            retract(s, plan.handover.retracted)
+            tree = s.layouts[s.layout].tree
+            tree.evict(EvictParams(num_tokens=tree.evictable_size()))
+        self._mover.return_experts(s.layout)
+        self._mover.finish()
+        if s.config.check_bytes:
+            lost = self._digests_before(plan) != plan.before
+            if fault := self._agree("KV is not what it was before the switch" if lost else None):
+                raise RuntimeError(f"rolled back, but {fault}")
 
     def verify(self) -> str | None:
         if not self._s.config.check_bytes:
@@ -198,6 +212,7 @@ class Switcher:
         return f"KV of {len(wrong)} (request, head) pairs differs after the move, first {wrong[0]}" if wrong else None
 
     def commit(self) -> None:
+        self._mover.journal.clear()
         s, plan = self._s, self._require_plan()
         source, destination = s.layouts[s.layout], s.layouts[plan.target]
         for req in plan.handover.retracted:
@@ -230,10 +245,11 @@ class Switcher:
         }
         return row_moves.whole(layouts[Layout.EP], layouts[Layout.TP], placed, slots, self._rank)
 
-    def _read_places(self, plan: Plan) -> list[Place]:
-        """The places whose KV this rank holds before the switch."""
+    def _digests_before(self, plan: Plan) -> Digests:
+        """Of the KV that this rank holds in the source."""
         placed = self._by_ep_rank(plan)
-        return placed[self._rank] if plan.target == Layout.TP else [place for part in placed for place in part]
+        read = placed[self._rank] if plan.target == Layout.TP else [place for part in placed for place in part]
+        return self._digests(self._s.layouts[self._s.layout], [(place, place.req.req_pool_idx) for place in read])
 
     def _digests(self, state: LayoutState, placed: list[tuple[Place, int]]) -> Digests:
         return kv_digests(state, placed, self._rank, self._ranks, self._shape)

@@ -1,20 +1,26 @@
-"""The protocol of a switch: settle → plan → agree → move → finish → verify → agree → commit, or roll back.
+"""The protocol of a switch: settle → share → reserve → agree → weights → prepare → agree → KV → verify → agree →
+commit, or roll back.
 
 Every rank runs it between the same two forward steps. It decides the order and what happens after a refusal; the steps
 themselves belong to the rank (`Steps`), so that the protocol can be tested without an engine.
 
-Until the first byte moves, a refusal on any rank leaves all of them as they were. A fault that verification finds
-after the move is undone by moving back, which restores the bytes that arrived: a wrong plan or place, not bytes that
-were corrupted on their way. A rank that fails or dies cannot be undone: the others lose it in their next collective,
-or wait until its deadline, and the error stops the engine. docs/protocol.md has every fault in every state.
+Until the first byte moves, a refusal on any rank leaves all of them as they were. After that, a refusal, a rank's
+exception in what it does alone, and bytes that did not arrive as they were sent are undone by moving back the layers
+that have moved. An exception in what ranks do together cannot be undone, nor can a rank that has died: the others lose
+it in their next collective, or wait until its deadline, and the error ends the engine. docs/protocol.md has every fault
+in every state.
 """
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from moebius_engine.layout import Layout
+from moebius_engine.transfer.base import Corrupted
+
+log = logging.getLogger(__name__)
 
 
 class Steps(Protocol):
@@ -23,35 +29,36 @@ class Steps(Protocol):
     def settle(self) -> None:
         """Bring the scheduler between two steps: nothing in flight on the device, every result processed."""
 
-    def plan(self, target: Layout) -> str | None:
-        """Exchange request metadata and reserve places in the target layout. Touches no state of the source."""
+    def share(self, target: Layout) -> None:
+        """Tell the other ranks what they need to know of this rank's requests, and hear theirs."""
+
+    def reserve(self) -> str | None:
+        """Alone: plan, and take places in the target layout. Touches no state of the source."""
 
     def move_weights(self) -> int:
-        """Begin to reshard every layer's experts. Returns bytes sent by this rank."""
-
-    def move_kv(self) -> int:
-        """Begin to move live KV, after the weights. Returns bytes sent by this rank."""
+        """Begin to reshard every layer's experts. Returns bytes sent by this rank. Raises Corrupted."""
 
     def prepare(self) -> None:
-        """While bytes move: make the target layout ready for its requests. Changes neither them nor the source."""
+        """Alone, while weights move: make KV's move and the target layout ready. Changes neither the requests nor the
+        source."""
+
+    def move_kv(self) -> int:
+        """Begin to move live KV, after the weights. Returns bytes sent by this rank. Raises Corrupted."""
 
     def finish(self) -> Mapping[str, float]:
         """Wait until all has arrived. Returns milliseconds by what was moved: "weights", "kv"."""
 
-    def return_weights(self) -> None:
-        """Undo move_weights, up to the wait for it."""
-
-    def return_kv(self) -> None:
-        """Undo move_kv, up to the wait for it."""
-
     def verify(self) -> str | None:
         """Check what was moved."""
+
+    def roll_back(self) -> None:
+        """Move back what has moved, KV first, and check it. What was not moved stays."""
 
     def commit(self) -> None:
         """Rebuild requests in the target layout and select it."""
 
     def abandon(self) -> None:
-        """Drop the plan: the source layout stays as settle left it."""
+        """Drop the plan: the source layout is as settle left it."""
 
 
 Agree = Callable[[str | None], str | None]
@@ -83,36 +90,47 @@ def run_switch(
     full weight update follows. clock: seconds.
 
     Returns the outcome; `refused` names the ranks and reasons if nothing was switched. An exception means that this
-    rank failed half-way and the engine cannot go on.
+    rank failed half-way, or that bytes were lost on their way back, and the engine cannot go on.
     """
-    outcome = Outcome()
-
-    def timed(phase: str, step: Callable, *arguments):
-        began = clock()
-        result = step(*arguments)
-        outcome.ms[phase] = 1e3 * (clock() - began)
-        return result
-
-    timed("decide", steps.settle)
-    refused = agree(timed("metadata", steps.plan, target))
-    if refused:
-        steps.abandon()
-        outcome.refused = refused
-        return outcome
-    # Weights first: while they move, the host builds the tables of the KV and what the requests will need.
-    if with_weights:
-        outcome.weight_bytes = steps.move_weights()
-    outcome.kv_bytes = steps.move_kv()
-    steps.prepare()
-    outcome.ms |= steps.finish()
-    fault = agree(steps.verify())
-    if fault:
-        steps.return_kv()
-        if with_weights:
-            steps.return_weights()
-        steps.finish()
-        steps.abandon()
+    outcome, began = Outcome(), clock()
+    steps.settle()
+    outcome.ms["decide"] = 1e3 * (clock() - began)
+    began = clock()
+    steps.share(target)
+    refused = _attempt("reserve", steps.reserve)
+    outcome.ms["metadata"] = 1e3 * (clock() - began)
+    outcome.refused = agree(refused)
+    if outcome.refused is None:
+        fault = _move(steps, agree, outcome, with_weights)
+        if fault is None:
+            steps.commit()
+            return outcome
+        steps.roll_back()
         outcome.refused = f"rolled back: {fault}"
-        return outcome
-    steps.commit()
+    steps.abandon()
     return outcome
+
+
+def _move(steps: Steps, agree: Agree, outcome: Outcome, with_weights: bool) -> str | None:
+    """Move everything. Returns: all ranks' reasons against what has arrived."""
+    try:
+        # Weights first: while they move, the host builds the tables of the KV and what the requests will need.
+        if with_weights:
+            outcome.weight_bytes = steps.move_weights()
+        fault = agree(_attempt("prepare", steps.prepare))
+        if fault is None:
+            outcome.kv_bytes = steps.move_kv()
+            outcome.ms |= steps.finish()
+            fault = agree(steps.verify())
+    except Corrupted as error:  # on all ranks alike
+        return str(error)
+    return fault
+
+
+def _attempt(name: str, step: Callable[[], str | None]) -> str | None:
+    """Run what a rank does alone: if it fails, that is its reason against going on."""
+    try:
+        return step()
+    except Exception as error:
+        log.exception("%s failed: the switch is refused", name)
+        return f"{name} failed: {error!r}"

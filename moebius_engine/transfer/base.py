@@ -15,6 +15,10 @@ class TransferError(RuntimeError):
     """Bytes did not arrive. The memory of both layouts is undefined: the engine cannot go on."""
 
 
+class Corrupted(RuntimeError):
+    """A rank has got other bytes than were sent to it. Every rank raises it; the layer's source is whole."""
+
+
 class LayerMove(NamedTuple):
     """One layer of a switch. layer: its number, for messages. source, destination: this rank's views of it."""
 
@@ -44,8 +48,9 @@ class Transfer(Protocol):
         """Take what moves need, so that later ones allocate nothing. Of a rank and layer, in elements: `numel` is what
         may be staged, `most` the largest move."""
 
-    def prepare(self, blocks: Sequence[Block], moves: Sequence[LayerMove]) -> None:
-        """Keep what can be computed ahead for `move_layers` with this very list and these views."""
+    def prepare(self, blocks: Sequence[Block], moves: Sequence[LayerMove], keep: bool = True) -> None:
+        """Compute ahead what `move_layers` needs with this very list and these moves, or some of them in a row. keep:
+        for good, or else until the next finish(). Not collective."""
 
     def finish(self) -> None:
         """Wait until everything moved has arrived. Raises TransferError naming rank and layer if a peer failed."""

@@ -65,7 +65,7 @@ class CollectiveTransfer:
         for _, source, destination in moves:
             self.move(blocks, source, destination)
 
-    def prepare(self, blocks: Sequence[Block], moves: Sequence[LayerMove]) -> None:
+    def prepare(self, blocks: Sequence[Block], moves: Sequence[LayerMove], keep: bool = True) -> None:
         """Nothing can be computed ahead."""
 
     def finish(self) -> None:

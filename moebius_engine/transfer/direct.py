@@ -1,6 +1,7 @@
 """Transfer by peer writes: each rank reads its own views and writes every destination rank's final place, with fences
 across ranks on the device. No staging, no host round trip between layers."""
 
+import ctypes
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -30,6 +31,13 @@ class _Plan(NamedTuple):
     task: Task
     buffer: PlanBuffer
     strips: list[Strip]  # holds the rows that the kernel reads
+
+    def covers(self, blocks: Sequence[Block], views: list[tuple[int, int]]) -> bool:
+        """Whether it has these views, in a row: a part of the layers."""
+        if self.blocks is not blocks or views[0] not in self.views:
+            return False
+        first = self.views.index(views[0])
+        return self.views[first : first + len(views)] == views
 
 
 class _Launch(NamedTuple):
@@ -73,8 +81,11 @@ class DirectTransfer:
         phases = MOST_TENSORS * 256 * 8 * (1 + self._peers.ranks)
         self._grow(tiles * TILE.itemsize + 4 * self._peers.ranks**2 * STRIP.itemsize + phases)
 
-    def prepare(self, blocks: Sequence[Block], moves: Sequence[LayerMove]) -> None:
-        self._prepared.append(self._build(blocks, moves, None))
+    def prepare(self, blocks: Sequence[Block], moves: Sequence[LayerMove], keep: bool = True) -> None:
+        if keep:
+            self._prepared.append(self._build(blocks, moves, None))
+        else:
+            self._latest = self._build(blocks, moves, self._buffer)
 
     def move(self, blocks: Sequence[Block], source: Tensors, destination: Tensors) -> None:
         self.move_layers(blocks, [LayerMove(len(self._launches), source, destination)])
@@ -82,14 +93,15 @@ class DirectTransfer:
     def move_layers(self, blocks: Sequence[Block], moves: Sequence[LayerMove]) -> None:
         """As Transfer says; the rows that blocks list must not change until finish()."""
         views = _views(moves, _tensors(blocks, moves))
-        plan = next((plan for plan in self._prepared if plan.blocks is blocks and plan.views == views), None)
+        plan = next((plan for plan in (*self._prepared, self._latest) if plan and plan.covers(blocks, views)), None)
         if plan is None:
-            plan = self._build(blocks, moves, self._buffer)
-            self._latest = plan
-        plan.task.begun = self._begun + 1  # one phase for entering
-        self._launches.append(_Launch(plan.task.begun, plan.tensors, [move.layer for move in moves]))
-        self._begun = plan.task.begun + plan.task.phases
-        self._kernel.launch(plan.word, plan.listed, plan.task, torch.cuda.current_stream(self._device).cuda_stream)
+            plan = self._latest = self._build(blocks, moves, self._buffer)
+        task = Task.from_buffer_copy(plan.task)
+        task.bases += plan.views.index(views[0]) * (1 + task.ranks) * ctypes.sizeof(ctypes.c_uint64)
+        task.phases, task.begun = len(views), self._begun + 1  # one phase for entering
+        self._launches.append(_Launch(task.begun, plan.tensors, [move.layer for move in moves]))
+        self._begun = task.begun + task.phases
+        self._kernel.launch(plan.word, plan.listed, task, torch.cuda.current_stream(self._device).cuda_stream)
 
     def finish(self) -> None:
         self._missed_host.copy_(self._missed, non_blocking=True)

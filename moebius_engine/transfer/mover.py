@@ -16,7 +16,10 @@ from moebius_engine.memory.arena import Arena
 from moebius_engine.memory.exportable import Memory
 from moebius_engine.memory.peers import wake_all
 from moebius_engine.transfer import pick
-from moebius_engine.transfer.base import LayerMove
+from moebius_engine.transfer.base import Corrupted, LayerMove
+from moebius_engine.transfer.checks import EVERY, Checks
+from moebius_engine.transfer.faulty import FaultyTransfer
+from moebius_engine.transfer.journal import Journal
 
 EXPERTS, KV = ("w13", "w2"), ("k", "v")  # names of a layer's tensors, as blocks name them
 Mark = Any  # seconds, or a CUDA event
@@ -30,7 +33,9 @@ class Mover:
 
     def __init__(self, arena: Arena, group: dist.ProcessGroup, cpu_group: dist.ProcessGroup, config: SwitchConfig):
         self._arena, self._shape, self._cpu_group = arena, arena.shape, cpu_group
-        self._transfer = pick(config.transfer, group, arena.memory, cpu_group, config.timeout_s)
+        self._transfer: Any = pick(config.transfer, group, arena.memory, cpu_group, config.timeout_s)
+        if config.inject_faults:
+            self._transfer = FaultyTransfer(self._transfer, dist.get_rank(cpu_group))
         w13_EIH, w2_EHI = arena.experts(Layout.EP, 0)
         experts = w13_EIH.numel() + w2_EHI.numel()
         # With fewer KV heads than ranks, an EP rank's head goes to several.
@@ -41,18 +46,35 @@ class Mover:
         self._experts = {target: expert_blocks(self._shape, arena.ranks, target) for target in Layout}
         for target, blocks in self._experts.items():
             self._transfer.prepare(blocks, self._layer_moves(target, EXPERTS))
+        self._checks = Checks(cpu_group, 1 if config.check_bytes else EVERY)
+        self.journal = Journal()
         self._on_gpu = w13_EIH.is_cuda
         self._marks: list[tuple[str, Any]] = []
 
     def move_experts(self, target: Layout) -> int:
         """Begin to reshard every layer's experts into `target`. Returns: bytes that all ranks send, own shares
-        included."""
+        included. Raises Corrupted on all ranks if a layer that was compared has not arrived as it was sent."""
         return self._move("weights", self._experts[target], self._layer_moves(target, EXPERTS))
+
+    def prepare_kv(self, blocks: Sequence[Block], target: Layout) -> None:
+        """Build what move_kv with these very blocks needs. No other rank is asked."""
+        if blocks:
+            self._transfer.prepare(blocks, self._layer_moves(target, KV), keep=False)
 
     def move_kv(self, blocks: Sequence[Block], target: Layout) -> int:
         """Begin to move the KV that `blocks` list (plan.kv_blocks) into `target`, after what was begun before. Returns
-        as move_experts."""
+        and raises as move_experts."""
         return self._move("kv", blocks, self._layer_moves(target, KV)) if blocks else 0
+
+    def return_kv(self, blocks: Sequence[Block], source: Layout) -> None:
+        """Bring back the layers of KV that the journal holds. blocks: all rows that live requests have in `source`."""
+        if moves := self.journal.undo("kv", self._layer_moves(source, KV)):
+            self._move("kv", blocks, moves)
+
+    def return_experts(self, source: Layout) -> None:
+        """Bring back the layers of experts that the journal holds."""
+        if moves := self.journal.undo("weights", self._layer_moves(source, EXPERTS)):
+            self._move("weights", self._experts[source], moves)
 
     def finish(self) -> dict[str, float]:
         """Wait until all that was begun has arrived. Returns: milliseconds of each move, from the end of the one
@@ -63,6 +85,10 @@ class Mover:
         self._transfer.finish()
         marks, self._marks = self._marks, []
         return {name: _ms(before, mark) for (_, before), (name, mark) in itertools.pairwise(marks)}
+
+    def spoil(self, kind: str, layer: int) -> None:
+        """FaultyTransfer.arm: needs SwitchConfig(inject_faults=True)."""
+        self._transfer.arm(kind, layer)
 
     def sleep(self, tags: Sequence[str]) -> None:
         """Give back the pages of the arena's memory that these tags name, on all ranks. Nothing may be moving."""
@@ -97,10 +123,26 @@ class Mover:
     def _move(self, what: str, blocks: Sequence[Block], moves: Sequence[LayerMove]) -> int:
         if not self._marks:
             self._marks.append(("begin", self._mark()))
-        self._transfer.move_layers(blocks, moves)
+        due = [self._checks.next_is_due() for _ in moves]
+        begun = 0
+        for end, compared in enumerate(due, start=1):
+            if compared or end == len(moves):
+                self._transfer.move_layers(blocks, moves[begun:end])
+                self.journal.write(what, moves[begun:end])
+                begun = end
+            if compared:
+                self._compare(what, blocks, moves[end - 1])
         self._marks.append((what, self._mark()))
         size = next(iter(moves[0].source.values())).element_size()
         return len(moves) * size * sum(block.numel for block in blocks)
+
+    def _compare(self, what: str, blocks: Sequence[Block], move: LayerMove) -> None:
+        self._transfer.finish()
+        try:
+            self._checks.compare(blocks, move)
+        except Corrupted:
+            self.journal.strike(what, move)
+            raise
 
     def _mark(self) -> Mark:
         """Now, in the order of what is moved: on a GPU that is when the stream comes here."""

@@ -9,7 +9,7 @@ import torch
 
 from moebius_engine.sglang import commands, process, switcher
 
-FAULTS = ("kv", "weights", "verify")
+FAULTS = ("kv", "weights")
 _allocations = [0]  # of device memory, within switches
 
 
@@ -60,7 +60,7 @@ def _break_next_switch(scheduler, fault: str) -> dict:
             return moved
 
         steps.move_kv = move_kv
-    elif fault == "weights":
+    else:
 
         def move_weights() -> int:
             moved = type(steps).move_weights(steps)
@@ -71,13 +71,6 @@ def _break_next_switch(scheduler, fault: str) -> dict:
             return moved
 
         steps.move_weights = move_weights
-    else:
-
-        def verify() -> str | None:
-            del steps.verify
-            return "broken on purpose" if scheduler.tp_rank == 1 else None
-
-        steps.verify = verify
     return {}
 
 

@@ -38,16 +38,6 @@ def test_the_comparison_sees_a_broken_switch(engine, checked, fault):
     assert logprob_difference(run.answers, expected) > 1e-2
 
 
-def test_a_fault_found_by_verification_is_rolled_back(engine, checked):
-    request, expected = checked
-    engine._run(engine._command("break_next_switch", fault="verify"))
-    run = switched_run(engine, ["tp"], **request)
-    (record,) = run.records
-    assert record.refused == "rolled back: rank 1: broken on purpose"
-    assert engine.health()["layout"] == "ep"
-    assert run.tokens == [answer["output_ids"] for answer in expected]
-
-
 def test_requests_in_every_state_are_carried(engine):
     """Running, waiting and half-prefilled at once: 40 requests for 32 places, prompts of three chunks."""
     request = {"input_ids": prompts(40, length=300), "sampling_params": GREEDY | {"max_new_tokens": 12}}

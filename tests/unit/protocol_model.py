@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from moebius_engine.layout import Layout, other
 from moebius_engine.switch.coordinator import run_switch
-from tests.unit.protocol_rank import MOVING, REFUSING, Call, Failure, next_call
+from tests.unit.protocol_rank import MOVING, REFUSING, Bad, Call, Failure, next_call
 
 FAULTS = ("refuse", "raise", "die", "stop", "slow", "corrupt")
 GONE = ("dead", "failed")  # processes that have ended, which closes their connections
@@ -31,8 +31,12 @@ class Rank(NamedTuple):
     waiting: bool = False  # inside the next call, for other ranks
     moves: tuple[Move, ...] = ()  # begun
     arrived: int = 0  # of them
+    compared: int = 0  # of them, where layers are compared
+    struck: frozenset[int] = frozenset()  # indices of moves that do not count: other bytes arrived than were sent
+    summing: bool = False  # has told the sums of the latest move
     broken: bool = False  # a transfer has lost a peer, or missed its deadline
     reserved: bool = False  # places in the target
+    ready: bool = False  # the target, for what lands there
     overran: str = ""  # a wait of more than World.timeout_s
 
 
@@ -50,16 +54,16 @@ class World:
     """What surrounds the protocol.
 
     direct: moves go on beside the host until finish() waits for them; else each waits within its own call. compared:
-    tensors whose bytes verify() compares, on all ranks. faults: how many at most; kinds: of which. waits_s: deadline in
-    seconds of each collective on the host ("exchange" and "digests" are those within plan and verify, "decode" the
-    first of the next forward step) and of a "transfer"; one without an entry waits for ever. timeout_s: what they
-    should be at most.
+    each layer's sums, before the next one moves, and the digests of KV, as with check_bytes. faults: how many at most;
+    kinds: of which. waits_s: deadline in seconds of each collective on the host ("exchange", "sums" and "digests" are
+    those within share, a move and verify, "decode" the first of the next forward step) and of a "transfer"; one without
+    an entry waits for ever. timeout_s: what they should be at most.
     """
 
     target: Layout
     ranks: int = 2
     direct: bool = False
-    compared: frozenset[str] = frozenset()
+    compared: bool = False
     with_weights: bool = True
     faults: int = 0
     kinds: tuple[str, ...] = FAULTS
@@ -86,6 +90,8 @@ class World:
             return None
         if rank.waiting and call.name not in MOVING:
             return self._collective(call)
+        if rank.summing:
+            return "sums"
         return "transfer" if (rank.waiting or call.name == "finish") and rank.arrived < len(rank.moves) else None
 
     def _call(self, rank: Rank) -> Call:
@@ -111,28 +117,21 @@ class World:
     def _host(self, state: State, number: int, call: Call) -> Iterator[Step]:
         """The next call: what it begins, if that is still to be done; else how it ends, if it can."""
         rank, label = state.ranks[number], f"rank {number}: {call.name}"
+        if call.name in MOVING:
+            yield from self._move(state, number, call)
+            return
         answer: str | int | None = None
         if collective := self._collective(call):
             if not rank.waiting:
-                told = (*rank.told, (collective, self._tells(state, rank, call)))
+                told = (*rank.told, (collective, call.argument))
                 yield f"{label} tells", _with(state, number, told=told, waiting=True)
                 return
-            peers, turn = (*state.ranks[:number], *state.ranks[number + 1 :]), len(rank.told) - 1
-            if any(peer.status in GONE for peer in peers):  # also one that has told some of us before it ended
-                yield f"{label} lost a peer", self._answer(state, number, Failure("connection closed"))
-            if any(len(peer.told) <= turn for peer in peers):
+            yield from self._lost_peer(state, number, label)
+            given = self._given(state, number)
+            if given is None:
                 return
-            given = [peer.told[turn][1] for peer in state.ranks]
-            answer = self._hears(call, given)
-        elif call.name in MOVING:
-            if not rank.waiting:
-                layout = self.target if call.name.startswith("move") else other(self.target)
-                moves = (*rank.moves, *(Move(MOVING[call.name], layer, layout) for layer in range(self.layers)))
-                begun = _with(state, number, moves=moves, waiting=True)
-                yield f"{label} begins", self._answer(begun, number, 1) if self.direct else begun
-                return
-            answer = 1
-        if call.name == "finish" or call.name in MOVING:
+            answer = self._joined(given) if call.name == "agree" else None
+        elif call.name == "finish":
             if rank.broken:
                 yield f"{label} fails", self._answer(state, number, Failure("transfer"))
             if rank.arrived < len(rank.moves):
@@ -142,39 +141,98 @@ class World:
             refused = self._answer(state, number, f"{call.name} of rank {number}")
             yield from self._fault(state, number, "refuse", refused)
 
+    def _move(self, state: State, number: int, call: Call) -> Iterator[Step]:
+        """Layers move all at once, or where they are compared one by one."""
+        rank, label = state.ranks[number], f"rank {number}: {call.name}"
+        if rank.summing:
+            yield from self._lost_peer(state, number, label)
+            given = self._given(state, number)
+            if given is not None:
+                yield f"{label}: sums", self._heard_sums(state, number, call, self._joined(given))
+            return
+        layers = self._layers(rank, call)
+        if layers and (not rank.waiting or (self.compared and rank.arrived == rank.compared == len(rank.moves))):
+            begun = _with(state, number, moves=(*rank.moves, *layers[: 1 if self.compared else None]), waiting=True)
+            aside = self.direct and not self.compared and call.name != "roll_back"
+            yield f"{label} begins", self._answer(begun, number, 1) if aside else begun
+            return
+        if rank.broken:
+            yield f"{label} fails", self._answer(state, number, Failure("transfer"))
+        if rank.arrived < len(rank.moves):
+            return
+        if self.compared and rank.compared < len(rank.moves):
+            told = (*rank.told, ("sums", self._latest_is_bad(state, rank)))
+            yield f"{label} tells sums", _with(state, number, told=told, summing=True)
+        else:
+            yield label, self._answer(state, number, 1)
+
+    def _layers(self, rank: Rank, call: Call) -> tuple[Move, ...]:
+        """What a call has still to move."""
+        into = [
+            move for index, move in enumerate(rank.moves) if move.layout == self.target and index not in rank.struck
+        ]
+        back = [move for move in rank.moves if move.layout != self.target]
+        if call.name == "roll_back":
+            undone = [move._replace(layout=other(self.target)) for move in reversed(into)]
+            return tuple(undone[len(back) :])
+        tensor = call.name.removeprefix("move_")
+        return tuple(
+            move
+            for move in (Move(tensor, layer, self.target) for layer in range(self.layers))
+            if move not in rank.moves
+        )
+
+    def _latest_is_bad(self, state: State, rank: Rank) -> str | None:
+        move = rank.moves[-1]
+        return f"{move.tensor} of layer {move.layer}" if (move.tensor, move.layer) in state.bad else None
+
+    def _heard_sums(self, state: State, number: int, call: Call, fault: str | None) -> State:
+        rank = state.ranks[number]
+        after = _with(state, number, compared=len(rank.moves), summing=False)
+        if fault is None:
+            return after
+        if call.name == "roll_back":
+            return self._answer(after, number, Failure(fault))
+        move = rank.moves[-1]
+        after = _with(after, number, struck=rank.struck | {len(rank.moves) - 1})
+        after = after._replace(bad=after.bad - {(move.tensor, move.layer)})  # the source is whole
+        return self._answer(after, number, Bad(fault))
+
+    def _lost_peer(self, state: State, number: int, label: str) -> Iterator[Step]:
+        if any(peer.status in GONE for peer in state.ranks):  # also one that has told some of us before it ended
+            yield f"{label} lost a peer", self._answer(state, number, Failure("connection closed"))
+
+    def _given(self, state: State, number: int) -> list[Any] | None:
+        """What all ranks have told in the collective that this rank is in, once they all have."""
+        turn = len(state.ranks[number].told) - 1
+        if any(len(peer.told) <= turn for peer in state.ranks):
+            return None
+        return [peer.told[turn][1] for peer in state.ranks]
+
+    def _joined(self, given: list[Any]) -> str | None:
+        return "; ".join(dict.fromkeys(reason for reason in given if reason)) or None
+
     def _collective(self, call: Call) -> str | None:
         """The collective on the host that a call consists of, or has in it."""
         if call.name in ("agree", "decode"):
             return call.name
-        if call.name == "plan" and self.target == Layout.TP:  # to EP every rank computes the same partition
+        if call.name == "share" and self.target == Layout.TP:  # to EP every rank computes the same partition
             return "exchange"
         return "digests" if call.name == "verify" and self.compared else None
-
-    def _tells(self, state: State, rank: Rank, call: Call) -> Any:
-        if call.name == "decode":
-            return call.argument
-        if call.name == "verify":
-            return "; ".join(
-                f"{tensor} of layer {layer}" for tensor, layer in sorted(state.bad) if tensor in self.compared
-            )
-        return call.argument
-
-    def _hears(self, call: Call, given: list[Any]) -> str | None:
-        if call.name in ("agree", "verify"):
-            return "; ".join(dict.fromkeys(reason for reason in given if reason)) or None
-        return None
 
     def _answer(self, state: State, number: int, answer: Any) -> State:
         """The next call has ended with this answer."""
         rank = state.ranks[number]
         name, done = self._call(rank).name, not isinstance(answer, Failure)
-        rank = rank._replace(answers=(*rank.answers, answer), waiting=False)
+        rank = rank._replace(answers=(*rank.answers, answer), waiting=False, summing=False)
         if name == "decode":
             rank = rank._replace(status="decoding" if done else "failed")
         elif self._call(rank).name == "failed":
             rank = rank._replace(status="failed")
-        elif name == "plan":
+        elif name == "reserve":
             rank = rank._replace(reserved=answer is None)
+        elif name == "prepare":
+            rank = rank._replace(ready=done)
         elif name == "commit":
             rank = rank._replace(layout=self.target)
         elif name == "abandon":
@@ -218,11 +276,12 @@ class World:
 
     def _phase(self, rank: Rank) -> str:
         name = self._call(rank).name
-        if name.startswith("return") or (rank.moves and rank.moves[-1].layout != self.target):
+        if name == "roll_back":
             return "roll back"
         if name == "agree":
-            return "agree to commit" if rank.moves else "agree to move"
-        return "move" if name in (*MOVING, "prepare", "finish") else name
+            votes = sum(told == "agree" for told, _ in rank.told) - rank.waiting
+            return ("agree to move", "agree to go on", "agree to commit")[votes]
+        return "move" if name in (*MOVING, "finish") else name
 
 
 def _with(state: State, number: int, **changes: Any) -> State:

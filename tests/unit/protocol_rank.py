@@ -9,10 +9,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from moebius_engine.layout import Layout
+from moebius_engine.transfer.base import Corrupted
 
-REFUSING = ("plan", "verify")  # steps that may answer with a reason
-MOVING = {"move_weights": "weights", "move_kv": "kv", "return_weights": "weights", "return_kv": "kv"}
-MODELLED = {"settle", "prepare", "finish", "commit", "abandon", "agree", *REFUSING, *MOVING}
+REFUSING = ("reserve", "verify")  # steps that may answer with a reason
+MOVING = ("move_weights", "move_kv", "roll_back")
+MODELLED = {"settle", "share", "prepare", "finish", "commit", "abandon", "agree", *REFUSING, *MOVING}
 
 
 class Call(NamedTuple):
@@ -24,6 +25,12 @@ class Call(NamedTuple):
 
 class Failure(NamedTuple):
     """Answer of a call that raises."""
+
+    text: str
+
+
+class Bad(NamedTuple):
+    """Answer of a move that raises Corrupted."""
 
     text: str
 
@@ -51,6 +58,8 @@ class _Recorded:
         for answer in self._answers:
             if isinstance(answer, Failure):
                 raise _StepFailed(answer.text)
+            if isinstance(answer, Bad):
+                raise Corrupted(answer.text)
             return {} if name == "finish" else answer
         raise _Pause(Call(name, argument))
 
@@ -62,6 +71,6 @@ def next_call(protocol: Callable, target: Layout, with_weights: bool, answers: t
         outcome = protocol(rank, rank.agree, target, with_weights=with_weights, clock=lambda: 0.0)
     except _Pause as pause:
         return pause.args[0]
-    except _StepFailed as error:
+    except (_StepFailed, Corrupted) as error:
         return Call("failed", str(error))
     return Call("decode", outcome.refused)

@@ -69,6 +69,8 @@ def _problems_of_decoding(world: World, state: State) -> set[str]:
             found.add("bytes of two layouts on a rank")
         if rank.reserved != (rank.layout != source):
             found.add("places in the target are not what the layout says")
+        if rank.layout == world.target and not rank.ready:
+            found.add("the target was not made ready")
         if (refused is None) != (rank.layout == world.target):
             found.add("the outcome does not say what happened")
         if refused and not refused.startswith("rolled back") and rank.moves:
@@ -78,7 +80,8 @@ def _problems_of_decoding(world: World, state: State) -> set[str]:
 
 def _holds(world: World, rank: Rank) -> set:
     """The layouts that this rank's bytes lie in."""
-    held = {(move.tensor, move.layer): move.layout for move in rank.moves[: rank.arrived]}
+    arrived = [move for index, move in enumerate(rank.moves[: rank.arrived]) if index not in rank.struck]
+    held = {(move.tensor, move.layer): move.layout for move in arrived}
     tensors = ("weights", "kv") if world.with_weights else ("kv",)
     return {held.get((tensor, layer), other(world.target)) for tensor in tensors for layer in range(world.layers)}
 

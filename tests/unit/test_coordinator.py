@@ -8,46 +8,50 @@ from hypothesis import strategies as st
 
 from moebius_engine.layout import Layout
 from moebius_engine.switch.coordinator import Outcome, run_switch
+from moebius_engine.transfer.base import Corrupted
+
+ALONE = ("reserve", "prepare")  # what a rank does without the others
+TOGETHER = ("settle", "share", "move_weights", "move_kv", "finish", "verify", "commit")
 
 
 class RecordingSteps:
-    """Steps of one rank that only write down what was called. plan_says, verify_says: its reasons against."""
+    """Steps of one rank that only write down what was called. reserve_says, verify_says: its reasons against."""
 
-    def __init__(self, plan_says: str | None = None, verify_says: str | None = None):
+    def __init__(self, reserve_says: str | None = None, verify_says: str | None = None):
         self.calls: list[str] = []
-        self._plan_says, self._verify_says = plan_says, verify_says
+        self._reserve_says, self._verify_says = reserve_says, verify_says
 
     def settle(self) -> None:
         self.calls.append("settle")
 
-    def plan(self, target: Layout) -> str | None:
-        self.calls.append(f"plan {target}")
-        return self._plan_says
+    def share(self, target: Layout) -> None:
+        self.calls.append(f"share {target}")
+
+    def reserve(self) -> str | None:
+        self.calls.append("reserve")
+        return self._reserve_says
 
     def move_weights(self) -> int:
         self.calls.append("move_weights")
         return 900
 
+    def prepare(self) -> None:
+        self.calls.append("prepare")
+
     def move_kv(self) -> int:
         self.calls.append("move_kv")
         return 70
-
-    def prepare(self) -> None:
-        self.calls.append("prepare")
 
     def finish(self) -> dict[str, float]:
         self.calls.append("finish")
         return {"weights": 3.0, "kv": 2.0}
 
-    def return_weights(self) -> None:
-        self.calls.append("return_weights")
-
-    def return_kv(self) -> None:
-        self.calls.append("return_kv")
-
     def verify(self) -> str | None:
         self.calls.append("verify")
         return self._verify_says
+
+    def roll_back(self) -> None:
+        self.calls.append("roll_back")
 
     def commit(self) -> None:
         self.calls.append("commit")
@@ -55,38 +59,66 @@ class RecordingSteps:
     def abandon(self) -> None:
         self.calls.append("abandon")
 
+    def break_at(self, step: str, error: Exception) -> None:
+        """The step is written down, and raises."""
+
+        def fail(*_):
+            self.calls.append(step)
+            raise error
+
+        setattr(self, step, fail)
+
 
 def alone(reason: str | None) -> str | None:
     """Agreement of a single rank."""
     return reason
 
 
-MOVES = ["move_weights", "move_kv", "prepare", "finish"]
-RETURNS = ["return_kv", "return_weights", "finish"]
+def begin(target: Layout) -> list[str]:
+    return ["settle", f"share {target}", "reserve"]
+
+
+MOVES = ["move_weights", "prepare", "move_kv", "finish", "verify"]
 
 
 @pytest.mark.parametrize("target", Layout)
-def test_the_host_prepares_while_bytes_move(target):
+def test_the_host_prepares_while_weights_move(target):
     steps = RecordingSteps()
     outcome = run_switch(steps, alone, target)
-    assert steps.calls == ["settle", f"plan {target}", *MOVES, "verify", "commit"]
+    assert steps.calls == [*begin(target), *MOVES, "commit"]
     assert (outcome.refused, outcome.kv_bytes, outcome.weight_bytes) == (None, 70, 900)
 
 
 @pytest.mark.parametrize("target", Layout)
 def test_a_refusal_leaves_everything_where_it_is(target):
-    steps = RecordingSteps(plan_says="too full")
+    steps = RecordingSteps(reserve_says="too full")
     outcome = run_switch(steps, alone, target)
-    assert steps.calls == ["settle", f"plan {target}", "abandon"]
+    assert steps.calls == [*begin(target), "abandon"]
     assert (outcome.refused, outcome.kv_bytes, outcome.weight_bytes) == ("too full", 0, 0)
 
 
 @pytest.mark.parametrize("target", Layout)
-def test_a_fault_is_undone_in_the_reverse_order(target):
+def test_a_fault_is_rolled_back(target):
     steps = RecordingSteps(verify_says="bytes differ")
     outcome = run_switch(steps, alone, target)
-    assert steps.calls == ["settle", f"plan {target}", *MOVES, "verify", *RETURNS, "abandon"]
+    assert steps.calls == [*begin(target), *MOVES, "roll_back", "abandon"]
     assert outcome.refused == "rolled back: bytes differ"
+
+
+@pytest.mark.parametrize("step", ["move_weights", "move_kv"])
+def test_a_layer_that_did_not_arrive_as_sent_is_rolled_back_at_once(step):
+    """All ranks raise it alike, so there is no vote."""
+    steps, votes = RecordingSteps(), []
+    steps.break_at(step, Corrupted("w13/w2 of layer 1"))
+
+    def agree(reason):
+        votes.append(reason)
+
+    outcome = run_switch(steps, agree, Layout.TP)
+    moved = MOVES[: MOVES.index(step) + 1]
+    assert steps.calls == [*begin(Layout.TP), *moved, "roll_back", "abandon"]
+    assert outcome.refused == "rolled back: w13/w2 of layer 1"
+    assert votes == [None] * (1 if step == "move_weights" else 2)
 
 
 @pytest.mark.parametrize("target", Layout)
@@ -94,26 +126,39 @@ def test_a_fault_is_undone_in_the_reverse_order(target):
 def test_weights_stay_if_an_update_follows(target, verify_says):
     steps = RecordingSteps(verify_says=verify_says)
     outcome = run_switch(steps, alone, target, with_weights=False)
-    assert not any("weights" in call for call in steps.calls)
-    assert outcome.weight_bytes == 0 and "move_kv" in steps.calls
-    assert ("return_kv" in steps.calls) == (verify_says is not None)
+    assert outcome.weight_bytes == 0 and "move_weights" not in steps.calls and "move_kv" in steps.calls
+    assert ("roll_back" in steps.calls) == (verify_says is not None)
 
 
-@pytest.mark.parametrize("step", ["settle", "plan", "move_weights", "move_kv", "prepare", "finish", "verify", "commit"])
-def test_an_exception_is_not_taken_for_a_refusal(step):
+@pytest.mark.parametrize("step", ALONE)
+def test_an_exception_in_what_a_rank_does_alone_is_its_reason_against(step):
     steps = RecordingSteps()
+    steps.break_at(step, MemoryError("no room"))
+    outcome = run_switch(steps, alone, Layout.TP)
+    assert outcome.refused is not None and "MemoryError('no room')" in outcome.refused
+    assert outcome.refused.startswith("rolled back") == ("roll_back" in steps.calls) == (step == "prepare")
+    assert steps.calls[-1] == "abandon" and "move_kv" not in steps.calls
 
-    def fail(*_):
-        raise RuntimeError(f"{step} broke")
 
-    setattr(steps, step, fail)
+@pytest.mark.parametrize("step", TOGETHER)
+def test_an_exception_in_what_ranks_do_together_ends_the_switch(step):
+    steps = RecordingSteps()
+    steps.break_at(step, RuntimeError(f"{step} broke"))
     with pytest.raises(RuntimeError, match=f"{step} broke"):
         run_switch(steps, alone, Layout.TP)
-    assert "abandon" not in steps.calls and not any("return" in call for call in steps.calls)
+    assert steps.calls[-1] == step
+
+
+def test_a_fault_on_the_way_back_ends_the_switch():
+    steps = RecordingSteps(verify_says="bytes differ")
+    steps.break_at("roll_back", Corrupted("k/v of layer 0"))
+    with pytest.raises(Corrupted):
+        run_switch(steps, alone, Layout.TP)
+    assert steps.calls[-1] == "roll_back"
 
 
 def test_times_by_phase():
-    """A clock that goes on by one second at every reading: each step that the host times takes one."""
+    """A clock that goes on by one second at every reading: each phase that the host times takes one."""
     ticks = itertools.count()
     outcome = run_switch(RecordingSteps(), alone, Layout.TP, clock=lambda: float(next(ticks)))
     assert outcome.ms == {"decide": 1e3, "metadata": 1e3, "weights": 3.0, "kv": 2.0}
@@ -121,34 +166,37 @@ def test_times_by_phase():
 
 @given(
     target=st.sampled_from(list(Layout)),
-    objections=st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=6),
+    objections=st.lists(st.tuples(*[st.booleans()] * 3), min_size=1, max_size=6),
 )
 def test_all_ranks_take_the_same_way_whoever_objects(target, objections):
-    """Each rank objects to the plan, to what was moved, to both or to nothing; any objection counts for all."""
-    ranks = [
-        RecordingSteps(f"plan {rank}" if plan else None, f"fault {rank}" if verify else None)
-        for rank, (plan, verify) in enumerate(objections)
-    ]
+    """Each rank objects to the plan, fails to prepare, objects to what was moved, to several or to nothing; any
+    objection counts for all."""
+    ranks = []
+    for rank, (reserve, prepare, verify) in enumerate(objections):
+        steps = RecordingSteps(f"plan {rank}" if reserve else None, f"fault {rank}" if verify else None)
+        if prepare:
+            steps.break_at("prepare", ValueError(f"rank {rank}"))
+        ranks.append(steps)
 
-    def joined(reasons: list[str]) -> str | None:
-        return "; ".join(reasons) or None
+    def joined(column: int) -> str | None:
+        return "; ".join(f"{column} of {rank}" for rank, said in enumerate(objections) if said[column]) or None
 
-    plans = joined([f"plan {rank}" for rank, (plan, _) in enumerate(objections) if plan])
-    faults = joined([f"fault {rank}" for rank, (_, verify) in enumerate(objections) if verify])
+    votes = [joined(column) for column in range(3)]
     outcomes: list[Outcome] = []
-    for steps in ranks:
-        answers = iter([plans, faults])  # what the collective gives every rank
-        said: list[str | None] = []
+    for steps, said in zip(ranks, objections, strict=True):
+        answers, told = iter(votes), []  # what the collective gives every rank, and what this one gives
 
-        def agree(reason: str | None, said=said, answers=answers) -> str | None:
-            said.append(reason)
+        def agree(reason: str | None, answers=answers, told=told) -> str | None:
+            told.append(reason)
             return next(answers)
 
         outcomes.append(run_switch(steps, agree, target))
-        assert said[0] == steps._plan_says and said[1:] == ([] if plans else [steps._verify_says])
+        assert [reason is not None for reason in told] == list(said[: len(told)])
     assert all(steps.calls == ranks[0].calls for steps in ranks)
-    assert {outcome.refused for outcome in outcomes} == {plans or (faults and f"rolled back: {faults}")}
+    first = next((vote for vote in votes if vote), None)
+    assert {outcome.refused for outcome in outcomes} == {
+        first if first is None or first == votes[0] else f"rolled back: {first}"
+    }
     calls = ranks[0].calls
-    assert ("commit" in calls) == (not plans and not faults)
-    assert ("abandon" in calls) == bool(plans or faults)
-    assert any("move" in call for call in calls) == (not plans)
+    assert ("commit" in calls) == (first is None) and ("abandon" in calls) == (first is not None)
+    assert ("roll_back" in calls) == (first is not None and not votes[0])

@@ -1,0 +1,72 @@
+"""Sums of what each rank sent to each other and of what arrived there: bytes that were lost or changed are found.
+
+A layer's sums are compared before the next layer moves, because that overwrites its source (layout/slots.py): what has
+not arrived can still be taken from there.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+
+from moebius_engine.layout.plan import Block, Index
+from moebius_engine.transfer.base import Corrupted, LayerMove, Tensors
+
+EVERY = 61
+"""One of so many layer moves is compared: a prime, so that all layers of a model have their turns."""
+
+_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
+_ROWS = 4096  # of KV that are gathered at once
+
+
+class Checks:
+    """group: of all ranks, over a CPU back end. every: compare one of so many layer moves, 1 for all.
+
+    Collective: all ranks call both methods in the same order.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, every: int):
+        self._group, self._every, self._count = group, every, 0
+
+    def next_is_due(self) -> bool:
+        """Whether the next layer move is to be compared."""
+        self._count += 1
+        return self._count % self._every == 0
+
+    def compare(self, blocks: Sequence[Block], move: LayerMove) -> None:
+        """Raises Corrupted, on all ranks, if a rank has got other bytes than were sent to it. The move has ended."""
+        rank, ranks = dist.get_rank(self._group), dist.get_world_size(self._group)
+        mine = torch.stack([sums(blocks, rank, ranks, move, sent=sent) for sent in (True, False)]).cpu()
+        everyone = torch.empty(ranks * 2, ranks, dtype=torch.int64)
+        dist.all_gather_into_tensor(everyone, mine, group=self._group)
+        sent, got = everyone[0::2], everyone[1::2].T
+        if wrong := (sent != got).nonzero().tolist():
+            names = "/".join(move.source)
+            pairs = ", ".join(f"{source} to {destination}" for source, destination in wrong)
+            raise Corrupted(f"{names} of layer {move.layer} arrived with other bytes than were sent, rank {pairs}")
+
+
+def sums(blocks: Sequence[Block], rank: int, ranks: int, move: LayerMove, sent: bool) -> torch.Tensor:
+    """Sums of the words that this rank has sent to each rank, or has got from it, modulo 2^64. Returns: int64 (ranks,).
+
+    Bytes in another place of the same rank's share are not noticed.
+    """
+    views = move.source if sent else move.destination
+    found = torch.zeros(ranks, dtype=torch.int64, device=next(iter(views.values())).device)
+    for block in blocks:
+        here, there = (block.source, block.destination) if sent else (block.destination, block.source)
+        index = block.source_index if sent else block.destination_index
+        if here == rank:
+            assert index is not None  # a rank knows its own rows
+            for piece in _pieces(views, block.tensor, index):
+                found[there] += piece.view(_WORDS[piece.element_size()]).sum(dtype=torch.int64)
+    return found
+
+
+def _pieces(views: Tensors, tensor: str, index: Index) -> Iterator[torch.Tensor]:
+    rows, *others = index
+    if isinstance(rows, slice):
+        yield views[tensor][index]
+    else:
+        for part in rows.split(_ROWS):
+            yield views[tensor][(part, *others)]
