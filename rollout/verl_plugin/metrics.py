@@ -37,6 +37,7 @@ STEP_METRICS = (
     StepMetric("longest_response", "tokens", "max", "max", "length of the longest response"),
     StepMetric("switches", "count", "sum", "sum", "committed switches"),
     StepMetric("refused_switches", "count", "sum", "sum", "refused switches"),
+    StepMetric("declined_switches", "count", "sum", "sum", "times that payoff spoke against a switch"),
     StepMetric("inflight_at_switch", "requests", "max", "max", "requests in flight at the first switch to TP"),
     StepMetric("switch_ms_total", "ms", "sum", "max", "time of all switches"),
     StepMetric("switch_ms_decide", "ms", "sum", "max", "of it: deciding, checking room, agreeing"),

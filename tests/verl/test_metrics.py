@@ -50,6 +50,12 @@ def test_what_is_not_known_is_left_out():
     assert "moebius/inflight_at_switch" not in merge([([report(1.0)], [])])
 
 
+def test_switches_that_payoff_declined_are_counted_over_replicas():
+    declined = report(4.0).model_copy(update={"declined_switches": 3})
+    merged = merge([([declined, report(2.0)], []), ([declined], [])])
+    assert merged["moebius/declined_switches"] == 6 and merged["moebius/replica_0/declined_switches"] == 3
+
+
 def test_every_value_is_a_number():
     merged = merge([([report(4.0, [switch()])], [UPDATE])] * 2)
     assert all(type(value) in (int, float) for value in merged.values())
