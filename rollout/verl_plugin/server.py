@@ -67,12 +67,10 @@ class MoebiusServer(SGLangHttpServer):
         sampling = dict(sampling_params)
         with_logprobs = sampling.pop("logprobs", False)
         sampling["max_new_tokens"] = self._budget(len(prompt_ids), sampling)
-        await self._resumed()
-        version = self.global_steps  # of the weights; they stay until this request has ended (update_bucket)
-        step = (version or 0) + 1
-        if self.engine.config.seeded:
-            sampling["sampling_seed"] = self.seeds.draw(prompt_ids, step)
-        async with self.steps.request(step) as lengths:
+        async with self.steps.request(self._step) as lengths:
+            version = self.global_steps  # of the weights; they stay until this request has ended (update_bucket)
+            if self.engine.config.seeded:
+                sampling["sampling_seed"] = self.seeds.draw(prompt_ids, self._step())
             answer = await self.engine.async_generate(
                 input_ids=list(prompt_ids), sampling_params=sampling, rid=request_id, return_logprob=with_logprobs
             )
@@ -106,20 +104,25 @@ class MoebiusServer(SGLangHttpServer):
             limit = min(config.response_length, config.prompt_length + config.response_length - prompt_tokens)
         return max(0, min(limit, room))
 
-    async def _resumed(self) -> None:
-        """Waits while generation is paused: a request that waits belongs to the step after the pause."""
-        manager = self.tokenizer_manager
-        async with manager.is_pause_cond:
-            await manager.is_pause_cond.wait_for(lambda: not manager.is_pause)
+    def _step(self) -> int:
+        """The trainer's step that the weights generate for."""
+        return (self.global_steps or 0) + 1
 
     async def abort_all_requests(self) -> None:
         """Ends all requests with the tokens they have, and with them the step; new ones wait for resume_generation."""
         timeout_s = self.engine.config.timeout_s
+        # Before SGLang's own pause: what it holds back counts as in flight, and would not end.
+        await self.steps.pause()
         try:
             await asyncio.wait_for(super().abort_all_requests(), timeout_s)
         except TimeoutError as error:
             raise TimeoutError(f"requests did not end within {timeout_s} s of their abort") from error
         await self.steps.end()
+
+    async def resume_generation(self) -> None:
+        """Requests that have waited go on, in a new step."""
+        await super().resume_generation()
+        await self.steps.resume()
 
     # ---- steps
 

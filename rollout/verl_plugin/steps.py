@@ -1,11 +1,12 @@
 """Rollout steps of a server: verl names none, so they are found by what it calls.
 
 A step begins with the first request under new weights (or after a step has ended), and ends when the trainer asks for
-its report with nothing in flight, when it aborts all requests, or with the next weight update.
+its report with nothing in flight, when it aborts all requests, or with the next weight update. Between an abort and the
+resumption no request goes on to the engine.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -19,7 +20,8 @@ class Steps:
 
     def __init__(self, engine: Any):
         self._engine, self._timeout_s = engine, engine.config.timeout_s
-        self._lock = asyncio.Lock()  # one begin or end at a time
+        self._turn = asyncio.Condition()  # one begin or end at a time
+        self._paused = False
         self._idle = asyncio.Event()
         self._idle.set()
         self._open = False
@@ -29,23 +31,35 @@ class Steps:
         self._updates: list[UpdateRecord] = []
 
     @asynccontextmanager
-    async def request(self, step: int) -> AsyncIterator[list[int]]:
-        """Around one request; the first of a step begins it. Yields where to append its response's length [tokens].
+    async def request(self, step: Callable[[], int]) -> AsyncIterator[list[int]]:
+        """Around one request, which waits while they are paused; the first of a step begins it. Yields where to append
+        its response's length [tokens].
 
-        step: the trainer's step that these weights generate for.
+        step: says, once nothing is paused, which of the trainer's steps the weights generate for.
         """
-        self._live += 1
-        self._idle.clear()
+        async with self._turn:
+            await self._turn.wait_for(lambda: not self._paused)
+            if not self._open:
+                await self._engine.async_begin_step(step())
+                self._open, self._lengths = True, []
+            self._live += 1
+            self._idle.clear()
         try:
-            async with self._lock:
-                if not self._open:
-                    await self._engine.async_begin_step(step)
-                    self._open, self._lengths = True, []
             yield self._lengths
         finally:
             self._live -= 1
             if not self._live:
                 self._idle.set()
+
+    async def pause(self) -> None:
+        """From now on requests wait. Returns once each of those before is in flight, or has not begun."""
+        async with self._turn:
+            self._paused = True
+
+    async def resume(self) -> None:
+        async with self._turn:
+            self._paused = False
+            self._turn.notify_all()
 
     async def end(self, keep: bool = True) -> None:
         """Ends the step, if one is open. keep: whether it is reported; not for what is no training step.
@@ -58,7 +72,7 @@ class Steps:
             raise TimeoutError(
                 f"the step cannot end: {self._live} requests are in flight after {self._timeout_s} s"
             ) from error
-        async with self._lock:
+        async with self._turn:
             if not self._open:
                 return
             trace = await self._engine.async_end_step()

@@ -155,7 +155,7 @@ async def test_a_refused_bucket_fails_the_update_after_its_last_bucket(server, b
 
 
 async def test_aborted_requests_keep_their_tokens_and_end_the_step(server):
-    running = [asyncio.create_task(generate(server, row, max_tokens=400)) for row in range(8)]
+    running = [asyncio.create_task(generate(server, row, max_tokens=400, ignore_eos=True)) for row in range(8)]
     while (await server.engine.async_health())["inflight"] < 8:
         await asyncio.sleep(0.05)
     await asyncio.sleep(0.5)
@@ -170,6 +170,21 @@ async def test_aborted_requests_keep_their_tokens_and_end_the_step(server):
     assert not late.done() and server.steps.take() == ([], [])
     await server.resume_generation()
     assert (await asyncio.wait_for(late, 60)).stop_reason in ("length", "stop")
+
+
+async def test_an_abort_while_a_step_begins_neither_hangs_nor_loses_a_request(server):
+    running = [asyncio.create_task(generate(server, row, max_tokens=400, ignore_eos=True)) for row in range(4)]
+    await asyncio.sleep(0)  # the first one begins the step, which the ranks have to answer; the others wait for it
+    abort = asyncio.create_task(server.abort_all_requests())
+    await asyncio.sleep(0)
+    late = asyncio.create_task(generate(server, 4, max_tokens=8))
+    await asyncio.wait_for(abort, 30)
+    outputs = await asyncio.gather(*running)
+    assert {(output.stop_reason, output.extra_fields["global_steps"]) for output in outputs} == {("abort", 4)}
+    assert not late.done()
+    await server.set_global_steps(5)
+    await server.resume_generation()
+    assert (await asyncio.wait_for(late, 60)).extra_fields["global_steps"] == 5
 
 
 class Client(FullyAsyncLLMServerClient):

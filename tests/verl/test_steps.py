@@ -13,10 +13,11 @@ from tests.unit.test_phases import trace
 class Engine:
     def __init__(self):
         self.calls: list = []
+        self.begin: asyncio.Event | None = None  # what async_begin_step waits for
         self.config = SwitchConfig(threshold=2, timeout_s=0.5)
 
     async def async_begin_step(self, step, requests=None):
-        await asyncio.sleep(0)
+        await (asyncio.sleep(0) if self.begin is None else self.begin.wait())
         self.calls.append(step)
 
     async def async_end_step(self):
@@ -25,7 +26,7 @@ class Engine:
 
 
 async def respond(steps: Steps, step: int, tokens: int, release: asyncio.Event) -> None:
-    async with steps.request(step) as lengths:
+    async with steps.request(lambda: step) as lengths:
         await release.wait()
         lengths.append(tokens)
 
@@ -74,10 +75,39 @@ async def test_the_end_does_not_wait_for_ever(steps):
 
 async def test_a_request_that_fails_is_not_in_flight(steps):
     with pytest.raises(RuntimeError, match="refused"):
-        async with steps.request(1):
+        async with steps.request(lambda: 1):
             raise RuntimeError("refused")
     await steps.end()
     assert steps.take()[0][0].responses == 0
+
+
+async def test_what_comes_while_a_step_begins_is_paused_with_it(engine, steps):
+    """An abort in that moment: one request is in flight, the others have not begun and belong to the next step."""
+    release, version = asyncio.Event(), [1]
+    engine.begin = asyncio.Event()
+
+    async def request() -> None:
+        async with steps.request(lambda: version[0]) as lengths:
+            await release.wait()
+            lengths.append(1)
+
+    first = asyncio.create_task(request())
+    await asyncio.sleep(0.01)
+    pausing = asyncio.create_task(steps.pause())
+    await asyncio.sleep(0.01)
+    others = [asyncio.create_task(request()) for _ in range(3)]
+    await asyncio.sleep(0.01)
+    engine.begin.set()
+    await pausing
+    release.set()
+    await steps.end()
+    assert first.done() and not any(other.done() for other in others)
+    version[0] = 2
+    await steps.resume()
+    await asyncio.gather(*others)
+    await steps.end()
+    assert engine.calls == [1, "end", 2, "end"]
+    assert [report.responses for report in steps.take()[0]] == [1, 3]
 
 
 async def test_a_validation_is_no_step_and_keeps_the_update(engine, steps):
