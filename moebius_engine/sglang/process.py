@@ -10,7 +10,7 @@ from sglang.srt.plugins import load_plugins
 from sglang.srt.server_args import ServerArgs
 
 from moebius_engine.config import SwitchConfig
-from moebius_engine.sglang import hooks
+from moebius_engine.sglang import hooks, rendezvous
 
 
 def run_scheduler(
@@ -40,6 +40,8 @@ def _run(
 ) -> None:
     """Run SGLang's scheduler process with the hooks of this kind of engine and those of what the user has asked for."""
     hooks.apply((*own, *_chosen(config, server_args)))
+    if server_args.dist_init_addr is None:
+        rendezvous.use_loopback(port_args.nccl_port)
     run_scheduler_process(server_args, port_args, server_args.base_gpu_id if config.share_gpu else gpu_id, *args)
 
 
