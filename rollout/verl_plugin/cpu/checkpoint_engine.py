@@ -4,7 +4,6 @@ verl's own engines for that (nccl, nixl, ...) need GPUs. Chosen by `rollout.chec
 custom_backend_module "rollout.verl_plugin.cpu.checkpoint_engine".
 """
 
-import io
 import itertools
 from collections.abc import Iterator
 from datetime import timedelta
@@ -12,6 +11,7 @@ from typing import Any
 
 import ray
 import torch
+from safetensors.torch import load, save
 from torch.distributed import TCPStore
 from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
 
@@ -57,11 +57,9 @@ class TCPStoreCheckpointEngine(CheckpointEngine):
 
     async def send_weights(self, weights: Iterator[tuple[str, torch.Tensor]], global_steps: int | None = None) -> None:
         self._sent = 0
-        for pair in weights:  # on all ranks, since each tensor is gathered from all of them
+        for name, tensor in weights:  # on all ranks, since each tensor is gathered from all of them
             if self._is_master:
-                buffer = io.BytesIO()
-                torch.save(pair, buffer)
-                self._send(buffer.getvalue())
+                self._send(save({name: tensor.contiguous()}))
         if self._is_master:
             self._send(_END)
 
@@ -76,7 +74,7 @@ class TCPStoreCheckpointEngine(CheckpointEngine):
             value = self._the_store.get(self._key(number))
             if value == _END:
                 return
-            yield torch.load(io.BytesIO(value))
+            yield from load(value).items()  # no pickle: any host that reaches the store can write to it
 
     def _key(self, number: int) -> str:
         return f"{self._updates}/{number}"
