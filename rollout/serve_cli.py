@@ -27,6 +27,8 @@ def serve_command(
     ] = "off",
     seeded: Annotated[bool, typer.Option("--seeded", help="Requests may give a seed.")] = False,
     share_gpu: Annotated[bool, typer.Option("--share-gpu", help="All ranks on GPU 0; needs MPS.")] = False,
+    max_body_mb: Annotated[int, typer.Option(help="Longest body of a request, in MiB.")] = 64,
+    max_samples: Annotated[int, typer.Option(help="Most samples of a request: prompts times n.")] = 16384,
     changes: Annotated[list[str] | None, typer.Option("--set", help="argument=value of SGLang's server.")] = None,
 ) -> None:
     """Serve a model over SGLang's HTTP routes, switching as the load changes, until SIGINT or SIGTERM.
@@ -36,6 +38,9 @@ def serve_command(
     """
     if policy not in POLICIES:
         fail(f"policy={policy!r} is unknown: use one of {list(POLICIES)}")
+    for option, most in (("max-body-mb", max_body_mb), ("max-samples", max_samples)):
+        if most < 1:
+            fail(f"--{option}={most}: at least 1")
     try:
         arguments = dict(map(server_argument, changes or []))
         for name in _OPTIONS:
@@ -56,9 +61,11 @@ def serve_command(
     if environment.is_needed():
         environment.prepare()  # before anything of SGLang is imported
     from moebius_engine.sglang.http import HttpEngine
+    from moebius_engine.sglang.http_guard import RequestLimits
 
+    limits = RequestLimits(body_bytes=max_body_mb << 20, samples=max_samples)
     try:
-        engine = HttpEngine(model, ranks=ranks, switch=config, host=host, port=port, **arguments)
+        engine = HttpEngine(model, ranks=ranks, switch=config, limits=limits, host=host, port=port, **arguments)
     except (ValueError, OSError) as error:  # a name that is no checkpoint is an OSError of transformers
         fail(" ".join(str(error).split()))
     try:

@@ -1,10 +1,14 @@
 """Server arguments of a switching engine: what it sets, what it refuses, and both layouts' ServerArgs."""
 
+import ast
 import contextlib
 import dataclasses
+import functools
 import os
 import random
 import socket
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from moebius_engine.sglang.cpu import environment
@@ -33,6 +37,10 @@ _ONLY = {
     "enable_ssl_refresh": (False, "the HTTP server reads its certificate once"),
 }
 
+# Of the HTTP server, which keeps them to itself (http.py): SGLang logs and shows its arguments, and hands them to every
+# process.
+SECRETS = ("api_key", "admin_api_key", "ssl_keyfile_password")
+
 _PORT_SPAN = 240  # SGLang uses port, port + 233 (ZMQ_TCP_PORT_DELTA) and the next five
 _HIGHEST_PORT = 65535 - 10000  # it also reckons with port + 10000, for gRPC (server_args.py:1149)
 
@@ -45,6 +53,22 @@ def check(ranks: int, arguments: dict[str, Any]) -> None:
     for name, (value, why) in _ONLY.items():
         if name in arguments and arguments[name] != value:
             raise ValueError(f"{name}={arguments[name]!r}: only {value!r} works with switching ({why})")
+    for name in SECRETS:
+        if arguments.get(name) is not None:
+            raise ValueError(f"{name} belongs to an HTTP server, and this engine has none: leave it out")
+
+
+@functools.cache
+def text_arguments() -> frozenset[str]:
+    """Server arguments of SGLang that are text, read from its source, since importing it takes seconds."""
+    package = find_spec("sglang")
+    assert package is not None and package.submodule_search_locations
+    source = Path(package.submodule_search_locations[0], "srt", "server_args.py").read_text(encoding="utf-8")
+    classes = (node for node in ast.parse(source).body if isinstance(node, ast.ClassDef))
+    arguments = next(node for node in classes if node.name == "ServerArgs")
+    fields = (node for node in arguments.body if isinstance(node, ast.AnnAssign))
+    texts = (node for node in fields if ast.unparse(node.annotation) in ("str", "Optional[str]"))
+    return frozenset(ast.unparse(node.target) for node in texts)
 
 
 def check_machine(ranks: int, share_gpu: bool = False) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import copy
 import functools
 import signal
 from collections.abc import Callable
@@ -20,10 +21,12 @@ from sglang.srt.managers.io_struct import (
 )
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.utils import add_prometheus_track_response_middleware, set_uvicorn_logging_configs
-from sglang.srt.utils.auth import AuthLevel, add_api_key_middleware, auth_level
+from sglang.srt.utils.auth import AuthLevel, auth_level
 
 from moebius_engine.engine import SwitchingEngine
+from moebius_engine.sglang.arguments import SECRETS
 from moebius_engine.sglang.door import ARGUMENTS, Call
+from moebius_engine.sglang.http_guard import RequestLimits, Secrets, check_samples, guard
 from moebius_engine.telemetry import StepTrace, SwitchRecord
 
 DRAIN_S = 10
@@ -41,7 +44,7 @@ _REFUSED = {
 class _CheckedTokenizerManager(TokenizerManager):
     """SGLang's, which every route hands its request to: those of clients pass the door first."""
 
-    engine: SwitchingEngine
+    engine: "HttpEngine"
 
     async def generate_request(self, obj, request: Request | None = None):
         # Without `request` it comes from the engine, which has its own door; a health check must look like one.
@@ -57,7 +60,7 @@ class _CheckedTokenizerManager(TokenizerManager):
         await self.engine.async_resume_memory_occupation(obj.tags)
 
 
-def pass_door(engine, obj: GenerateReqInput) -> None:
+def pass_door(engine: "HttpEngine", obj: GenerateReqInput) -> None:
     """Check a request as engine.generate does, and replace its rows by what the door makes of them.
 
     Raises ValueError with the message of the first bad row: SGLang's routes answer the whole request with it.
@@ -68,6 +71,7 @@ def pass_door(engine, obj: GenerateReqInput) -> None:
                 raise ValueError(f"{name} is not supported by a switching engine: {why}")
         if obj.extra_key is not None and not isinstance(obj.extra_key, str):
             raise ValueError(f"extra_key={obj.extra_key!r:.60} must be one string for all rows")
+        check_samples(obj, engine.limits)
         call = Call(engine, {name: getattr(obj, _field(name)) for name in ARGUMENTS})
         if message := call.first_refusal():
             raise ValueError(message)
@@ -86,13 +90,18 @@ def _field(argument: str) -> str:
 
 
 class HttpEngine(SwitchingEngine):
-    """A SwitchingEngine that is served over HTTP; host, port, api_key and the like are SGLang's server arguments."""
+    """A SwitchingEngine that is served over HTTP; host, port, api_key and the like are SGLang's server arguments.
+
+    limits: what one request may ask for. Raises ValueError as SwitchingEngine does.
+    """
 
     init_tokenizer_manager_func = staticmethod(
         functools.partial(init_tokenizer_manager, TokenizerManagerClass=_CheckedTokenizerManager)
     )
 
-    def __init__(self, *args: Any, **kwargs: Any):
+    def __init__(self, *args: Any, limits: RequestLimits | None = None, **kwargs: Any):
+        self.limits = limits or RequestLimits()
+        self._secrets = Secrets(**{name: kwargs.pop(name) for name in SECRETS if name in kwargs})
         super().__init__(*args, **kwargs)
         self.tokenizer_manager.engine = self
 
@@ -129,13 +138,14 @@ class HttpEngine(SwitchingEngine):
         )
         app.is_single_tokenizer_mode = True
         app.server_args = arguments
-        app.warmup_thread_kwargs = {"server_args": arguments, "launch_callback": ready}
+        warm_up = copy.copy(arguments)  # whose requests carry the key
+        warm_up.api_key = self._secrets.api_key
+        app.warmup_thread_kwargs = {"server_args": warm_up, "launch_callback": ready}
         app.state.moebius_engine = self
         app.include_router(router)
         if arguments.enable_metrics:
             add_prometheus_track_response_middleware(app)
-        if arguments.api_key or arguments.admin_api_key:
-            add_api_key_middleware(app, api_key=arguments.api_key, admin_api_key=arguments.admin_api_key)
+        guard(app, self._secrets, self.limits)
         set_uvicorn_logging_configs(arguments)
         return uvicorn.Config(
             app,
@@ -148,7 +158,7 @@ class HttpEngine(SwitchingEngine):
             ssl_keyfile=arguments.ssl_keyfile,
             ssl_certfile=arguments.ssl_certfile,
             ssl_ca_certs=arguments.ssl_ca_certs,
-            ssl_keyfile_password=arguments.ssl_keyfile_password,
+            ssl_keyfile_password=self._secrets.ssl_keyfile_password,
         )
 
 

@@ -15,7 +15,7 @@ import requests
 from moebius_engine.sglang.arguments import choose_port
 from tests.engine.inflight import prompts
 
-KEY = {"Authorization": "Bearer secret"}
+KEY = {"Authorization": "Bearer hush"}
 GREEDY = {"temperature": 0, "ignore_eos": True, "max_new_tokens": 48}
 START_S = 240
 
@@ -28,9 +28,17 @@ class Server:
         self.url = f"http://127.0.0.1:{port}"
         command = [str(Path(sys.executable).with_name("moebius-rollout")), "serve"]
         options = {"--model": model, "--ranks": 2, "--port": port, "--policy": "ep"}
-        settings = {"api_key": "secret", "chat_template": "chatml", "context_length": 2048, "max_running_requests": 32}
+        options |= {"--max-body-mb": 1, "--max-samples": 64}
+        settings = {
+            "api_key": "hush",
+            "log_level": "info",
+            "chat_template": "chatml",
+            "context_length": 2048,
+            "max_running_requests": 32,
+        }
         command += [str(part) for option in options.items() for part in option]
         command += [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
+        self.log = log
         with log.open("w") as file:
             self.process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
         deadline = time.monotonic() + START_S
@@ -66,10 +74,37 @@ def server(tiny_moe, tmp_path_factory):
     assert server.process.wait(60) == 0
 
 
-def test_it_listens_on_loopback_only(server):
-    port = int(server.url.rsplit(":", 1)[1])
-    listening = [c for c in psutil.Process(server.process.pid).net_connections() if c.status == psutil.CONN_LISTEN]
-    assert [c.laddr.ip for c in listening if c.laddr.port == port] == ["127.0.0.1"]
+def test_all_its_processes_listen_on_loopback_only(server):
+    processes = [psutil.Process(server.process.pid), *psutil.Process(server.process.pid).children(recursive=True)]
+    listening = [
+        connection.laddr
+        for process in processes
+        for connection in process.net_connections()
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    assert int(server.url.rsplit(":", 1)[1]) in {address.port for address in listening}
+    assert len(listening) > 10, "SGLang's and torch's own are among them"
+    assert {address.ip for address in listening} == {"127.0.0.1"}
+
+
+def test_nothing_that_it_shows_or_logs_has_the_key(server):
+    pages = [server.get(path).text for path in ("/server_info", "/moebius/state", "/model_info")]
+    assert "max_running_requests" in pages[0] and "server_args=" in server.log.read_text()
+    assert not any("hush" in text for text in (*pages, server.log.read_text()))
+
+
+def test_what_would_be_unpickled_needs_the_admin_key_which_this_server_has_not(server):
+    tensors = {"serialized_named_tensors": ["gASVEAAAAAAAAACMBWJ1aWx0aW5zlC4="] * 2}
+    assert server.post("/update_weights_from_tensor", **tensors).status_code == 403
+
+
+def test_a_request_that_is_too_large_is_refused(server):
+    answer = server.post("/generate", text="a" * (1 << 20))
+    assert answer.status_code == 413 and "at most 1048576 bytes" in answer.text
+    answer = server.post("/generate", input_ids=[[5, 6]] * 9, sampling_params=GREEDY | {"n": 8})
+    assert answer.status_code == 400 and "72 samples: one request may ask for 64" in answer.text
+    answer = server.post("/v1/completions", model="x", prompt="a", n=65)
+    assert answer.status_code == 400 and "65 samples" in answer.text
 
 
 @pytest.mark.parametrize(
@@ -217,7 +252,8 @@ def test_memory_is_not_released_under_a_request(server):
 @pytest.mark.slow
 def test_sigterm_ends_every_process_and_the_streams(server):
     """The last test: it stops the server that all share."""
-    events = server.events("/generate", input_ids=[5, 6], sampling_params=GREEDY)
+    # Few tokens: they have ten seconds.
+    events = server.events("/generate", input_ids=[5, 6], sampling_params=GREEDY | {"max_new_tokens": 12})
     next(events)
     processes = [psutil.Process(server.process.pid), *psutil.Process(server.process.pid).children(recursive=True)]
     server.process.send_signal(signal.SIGTERM)

@@ -20,6 +20,9 @@ from rollout.cli import app
         (["--port", "70000"], "port=70000 must lie between 1 and 55535"),
         (["--set", "tp_size=2"], "tp_size=2: a switching engine sets it from ranks=2"),
         (["--set", "enable_http2=true"], "enable_http2=True: only False works"),
+        (["--max-samples", "0"], "--max-samples=0: at least 1"),
+        (["--max-body-mb", "-1"], "--max-body-mb=-1: at least 1"),
+        (["--set", "api_key=two words"], "api_key must be of printable ASCII characters"),
         (["--set", "no_such_argument=1"], "['no_such_argument'] are no server arguments"),
     ],
 )
