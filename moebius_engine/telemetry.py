@@ -77,6 +77,18 @@ class TraceSample(Record):
     layout: LayoutName = Field(description="layout that is live")
 
 
+class LayerLoad(Record):
+    """How many tokens of one layer were routed to each EP rank's experts; a token counts once for each of its k."""
+
+    layer: NonNegativeInt = Field(description="number of the layer")
+    rank_tokens: tuple[NonNegativeInt, ...] = Field(description="routed to each rank's experts [tokens]")
+
+    @property
+    def skew(self) -> float:
+        """Tokens of the rank that got most, over the mean."""
+        return max(self.rank_tokens) * len(self.rank_tokens) / sum(self.rank_tokens)
+
+
 class StepTrace(Record):
     """What happened in one rollout step. Samples are in order of time; the last one ends the step."""
 
@@ -89,6 +101,7 @@ class StepTrace(Record):
         default=(), description="first and last estimate that spoke against a switch, and one that spoke for it"
     )
     declined: NonNegativeInt = Field(default=0, description="how often an estimate spoke against a switch")
+    expert_load: tuple[LayerLoad, ...] = Field(default=(), description="one of eight layers, steps in EP only")
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -158,6 +171,13 @@ class StepReport(Record):
     estimates: tuple[PayoffEstimate, ...] = Field(
         default=(), description="first and last estimate that spoke against a switch, and one that spoke for it"
     )
+    expert_skew: float | None = Field(
+        default=None,
+        description="tokens routed to the EP rank that got most, over the mean; mean of the layers counted, None "
+        "without a step in EP",
+    )
+    expert_skew_worst: float | None = Field(default=None, description="the same of the most uneven layer")
+    expert_load: tuple[LayerLoad, ...] = Field(default=(), description="one of eight layers, steps in EP only")
 
 
 RecordT = TypeVar("RecordT", bound=Record)

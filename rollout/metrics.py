@@ -54,12 +54,14 @@ METRICS: tuple[Metric, ...] = (
     Metric("switch_ms_rest", "ms"),
     Metric("bytes_moved", "bytes"),
     Metric("idle_rank_share", "share"),
+    Metric("expert_skew", "ratio"),
+    Metric("expert_skew_worst", "ratio"),
     Metric("layout_at_end", "name"),
     Metric("weight_update_s", "s"),
 )
 
 # Series and full records: they stand in the JSON lines, and have no place in a table of scalars.
-JSON_ONLY = frozenset({"switch_ms", "inflight", "switch_records", "estimates"})
+JSON_ONLY = frozenset({"switch_ms", "inflight", "switch_records", "estimates", "expert_load"})
 
 
 def scalars(report: StepReport) -> dict[str, float | int | str]:

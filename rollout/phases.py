@@ -26,6 +26,7 @@ def step_report(
     burst_s, tokens_burst = _end_of_burst(trace.samples, threshold)
     tail_s, tokens_tail = step_s - burst_s, tokens - tokens_burst
     done = [switch for switch in trace.switches if switch.refused is None]
+    skews = [load.skew for load in trace.expert_load]
     to_tp = [switch for switch in done if switch.target == "tp"]
     return StepReport(
         step=trace.step,
@@ -60,6 +61,9 @@ def step_report(
         switch_records=trace.switches,
         declined_switches=trace.declined,
         estimates=trace.estimates,
+        expert_skew=sum(skews) / len(skews) if skews else None,
+        expert_skew_worst=max(skews, default=None),
+        expert_load=trace.expert_load,
     )
 
 

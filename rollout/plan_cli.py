@@ -173,6 +173,8 @@ def _honesty(plans: list["Plan"]) -> list[str]:
     )
     lines = [f"A model, not a measurement. Fitted to {source}; its errors there:"]
     lines += [f"  {residual.error:+6.1%}  {residual.name}" for residual in plan.fit.residuals]
+    if plan.wish.skew == 1:
+        lines.append("Experts are taken to be evenly busy; expert_skew of your step reports is for --skew.")
     if any(p.gain is not None and abs(p.gain - 1) < p.fit.worst for p in plans):
         lines.append("A gain that is smaller than the worst of these errors is not certain.")
     if any(p.wish.link.startswith("infiniband") for p in plans):

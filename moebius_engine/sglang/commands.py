@@ -43,6 +43,7 @@ def _switch(scheduler, layout: str) -> dict[str, Any]:
 
 def _begin_step(scheduler, step: int, requests: int | None) -> dict[str, Any]:
     scheduler.trace.begin(step)
+    scheduler.expert_load.take()
     if scheduler.payoff_check:
         scheduler.payoff_check.begin_step()
     target = scheduler.switch_policy.begin_step(requests)
@@ -52,11 +53,11 @@ def _begin_step(scheduler, step: int, requests: int | None) -> dict[str, Any]:
 
 
 def _end_step(scheduler) -> dict[str, Any]:
-    return {"trace": scheduler.trace.end().model_dump()}
+    return {"trace": scheduler.trace.end(scheduler.expert_load.take()).model_dump()}
 
 
 def _take_trace(scheduler) -> dict[str, Any]:
-    ended = scheduler.trace.end()
+    ended = scheduler.trace.end(scheduler.expert_load.take())
     scheduler.trace.begin(ended.step + 1)
     return {"trace": ended.model_dump()}
 

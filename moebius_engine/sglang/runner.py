@@ -7,6 +7,7 @@ import torch
 from sglang.srt.configs.device_config import DeviceConfig
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.distributed import parallel_state
+from sglang.srt.eplb.expert_distribution import set_global_expert_distribution_recorder
 from sglang.srt.layers.dp_attention import get_attention_tp_group
 from sglang.srt.model_executor import cuda_graph_runner
 from sglang.srt.model_executor.model_runner import ModelRunner
@@ -18,6 +19,7 @@ from sglang.srt.utils import get_available_gpu_memory
 from moebius_engine.layout import Layout
 from moebius_engine.memory.arena import Arena
 from moebius_engine.sglang.building import building
+from moebius_engine.sglang.expert_load import ExpertLoad
 from moebius_engine.sglang.relocation import relocate
 from moebius_engine.sglang.shards import shard_bytes, share_equal
 
@@ -33,6 +35,9 @@ class ArenaRunner(ModelRunner):
             super().__init__(*args, **kwargs)
 
     def load_model(self) -> None:
+        shape = self.arena.shape
+        self.expert_load = ExpertLoad(shape.layers, shape.experts, self.arena.ranks, self.device)
+        set_global_expert_distribution_recorder(self.expert_load)  # of this layout: LayoutState swaps it
         super().load_model()
         if self.arena.memory is not None:
             relocate(self.model, self.arena.memory)

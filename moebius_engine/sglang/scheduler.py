@@ -68,6 +68,7 @@ class SwitchingScheduler(Scheduler):
         self.layouts[Layout.EP].select(self)
         self.inbox, self._pace = Inbox(self.tp_worker.host_group), Pace()
         self.trace = Trace(self.tp_size)
+        self.expert_load = self.layouts[Layout.EP].runner.expert_load
         self.switch_policy, self.step_clock = Policy(self.config), StepClock()
         self.payoff_check: PayoffCheck | None = None  # rank 0's, from a calibration on
         self.switcher = Switcher(self)

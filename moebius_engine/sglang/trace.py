@@ -5,7 +5,7 @@ from collections import deque
 
 from moebius_engine.layout import Layout
 from moebius_engine.sglang.inbox import Header
-from moebius_engine.telemetry import PayoffEstimate, StepTrace, SwitchReason, SwitchRecord, TraceSample
+from moebius_engine.telemetry import LayerLoad, PayoffEstimate, StepTrace, SwitchReason, SwitchRecord, TraceSample
 
 _MOST_SAMPLES, _MOST_SWITCHES = 1 << 17, 1 << 12  # a server that nobody asks for its trace keeps the latest
 
@@ -63,7 +63,7 @@ class Trace:
             self._estimates["last" if "first" in self._estimates else "first"] = estimate
             self._declined += 1
 
-    def end(self) -> StepTrace:
+    def end(self, expert_load: tuple[LayerLoad, ...]) -> StepTrace:
         return StepTrace(
             step=self.step,
             samples=tuple(self._samples),
@@ -72,6 +72,7 @@ class Trace:
             idle_rank_steps=self._idle_rank_steps,
             estimates=tuple(self._estimates.values()),
             declined=self._declined,
+            expert_load=expert_load,
         )
 
 

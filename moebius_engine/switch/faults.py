@@ -16,7 +16,7 @@ Kind = Literal["refuse", "raise", "no_memory", "slow", "stop", "die", "corrupt",
 State = Literal[
     "settle", "share", "reserve", "move_weights", "prepare", "move_kv", "finish", "verify", "roll_back", "commit"
 ]
-_MOVES = ("move_weights", "move_kv")
+_MOVES = ("move_weights", "move_kv", "roll_back")
 
 
 class InjectedFault(RuntimeError):

@@ -46,6 +46,7 @@ STEP_METRICS = (
     StepMetric("switch_ms_weights", "ms", "sum", "max", "of it: moving expert weights"),
     StepMetric("switch_ms_rest", "ms", "sum", "max", "of it: the rest"),
     StepMetric("bytes_moved", "bytes", "sum", "sum", "KV and weights that the switches moved, by all ranks"),
+    StepMetric("expert_skew", "ratio", "last", "max", "tokens of the EP rank whose experts get most, over the mean"),
     StepMetric("layout_at_end", "0 EP, 1 TP", "last", "max", "layout in which the step ended"),
     StepMetric("weight_update_s", "s", "sum", "max", "weight updates since the step line before"),
     StepMetric("weight_update_bytes", "bytes", "sum", "sum", "size of the tensors of those updates"),

@@ -72,6 +72,7 @@ def test_a_step_switches_and_is_reported(actor, metrics_dir):
     assert sum(parts) + report.switch_ms_rest == pytest.approx(report.switch_ms_total)
     assert (report.responses, report.longest_response) == (12, 64)
     assert 0 <= report.idle_rank_share < 1
+    assert 1 <= report.expert_skew <= report.expert_skew_worst <= 2
     assert report.inflight[-1][1] == 0
     assert get(actor.report.remote())[-1] == report
     assert read_json_lines(metrics_dir / "steps.jsonl", StepReport)[-1] == report

@@ -25,7 +25,7 @@ def test_the_table_and_the_report_hold_the_same():
 def test_units_agree_with_names_and_descriptions():
     for metric in METRICS:
         assert metric.name == f"moebius/{metric.field}"
-        if metric.unit not in ("count", "share", "name"):
+        if metric.unit not in ("count", "share", "name", "ratio"):
             assert metric.description.endswith(f"[{metric.unit}]"), metric
         for suffix, unit in (("_s", "s"), ("_share", "share")):
             if metric.field.endswith(suffix) and "per_s" not in metric.field:

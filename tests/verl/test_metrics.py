@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from moebius_engine.telemetry import StepReport, UpdateRecord
+from moebius_engine.telemetry import LayerLoad, StepReport, UpdateRecord
 from rollout.phases import step_report
 from rollout.verl_plugin.metrics import STEP_METRICS, merge
 from tests.unit.test_phases import switch, trace
@@ -13,7 +13,8 @@ from tests.unit.test_phases import switch, trace
 def report(step_s: float, switches=(), lengths=(3,)) -> StepReport:
     """The burst ends half-way."""
     points = ((0.0, 8, 0), (step_s / 2, 1, 60), (step_s, 0, 80))
-    return step_report(trace(*points, switches=switches), lengths, threshold=4)
+    load = (LayerLoad(layer=0, rank_tokens=(30, 10)),)
+    return step_report(trace(*points, switches=switches, expert_load=load), lengths, threshold=4)
 
 
 UPDATE = UpdateRecord(seconds=0.5, bytes=100, tensors=2, layout="ep")
@@ -24,6 +25,7 @@ def test_one_replica():
     assert {name.removeprefix("moebius/") for name in merged} == {metric.name for metric in STEP_METRICS}
     assert merged["moebius/step_s"] == 4.0 and merged["moebius/tail_share"] == 0.5
     assert merged["moebius/longest_response"] == 9 and merged["moebius/bytes_moved"] == 300
+    assert merged["moebius/expert_skew"] == 1.5
     assert merged["moebius/layout_at_end"] == 0.0 and merged["moebius/inflight_at_switch"] == 7
     assert merged["moebius/weight_update_s"] == 0.5 and merged["moebius/weight_update_bytes"] == 100
 
