@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from rich.console import Console
 
 from moebius_engine.telemetry import StepReport, to_json_line
+from rollout.line_file import LineFile
 
 PREFIX = "moebius/"
 
@@ -79,15 +80,14 @@ class Sink(Protocol):
 
 
 class JsonLinesSink:
-    """Appends one line a step to a file; each line is on disk when `write` returns."""
+    """Appends one line a step to a file; each line is in it when `write` returns, unless the disk is full."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("a", encoding="utf-8")
+        self._file = LineFile(path, append=True)
 
     def write(self, report: StepReport) -> None:
         self._file.write(to_json_line(report))
-        self._file.flush()
 
     def close(self) -> None:
         self._file.close()

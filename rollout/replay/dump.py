@@ -2,28 +2,30 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from moebius_engine.telemetry import to_json_line
+from rollout.line_file import LineFile
 from rollout.replay.request import VERSION, RecordedRequest, distribution
 
 
 class RequestDump:
     """`step_<number>.jsonl` in a folder, one RecordedRequest a line, in the order in which they ended.
 
-    A line is in the file when `write` returns. A step that is begun again, as after a restart, is written anew.
+    A line is in the file when `write` returns, unless the disk is full. A step that is begun again, as after a restart,
+    is written anew.
     """
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._step = 0
-        self._file: IO[str] | None = None
+        self._file: LineFile | None = None
 
     def begin(self, step: int) -> None:
         self.end()
         self._step = step
-        self._file = (self._folder / f"step_{step}.jsonl").open("w", encoding="utf-8")
+        self._file = LineFile(self._folder / f"step_{step}.jsonl", append=False)
 
     def write(
         self,
@@ -51,7 +53,6 @@ class RequestDump:
             finish_reason=finish_reason["type"],
         )
         self._file.write(to_json_line(request))
-        self._file.flush()
 
     def end(self) -> None:
         if self._file is not None:
