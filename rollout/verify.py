@@ -106,7 +106,8 @@ def run(
                 )
                 unswitched[f"static {layout}"] = answers
                 if isinstance(findings, ForcedFindings):
-                    findings.add_unswitched(answers, _read(engine, requests, answers))
+                    for drawn in unswitched.values():  # also what the layout before this one has drawn
+                        findings.add_unswitched(drawn, _read(engine, requests, drawn))
         chosen = findings.choose(unswitched) if exact else range(len(requests))
         for number in sorted(set(range(len(requests))) - set(chosen)):
             console.print(f"Left out: request {number}, on which the static runs differ", highlight=False)

@@ -3,8 +3,9 @@
     python scripts/bench_engine.py --out benchmarks/engine_cpu.json
 
 Everything is a ratio between rivals of one run, or a time of code that needs no model; medians throughout. A machine's
-speed drifts over the minutes that this takes, so stock and ours are both up and take turns, a batch each; whoever waits
-is stopped (SIGSTOP), because an idle SGLang scheduler polls without a pause.
+speed drifts over the minutes that this takes, so all engines are up and take turns, a batch each; whoever waits is
+stopped (SIGSTOP), because an idle SGLang scheduler polls without a pause. A second stock engine is the control: how far
+its ratio lies from 1 is what the machine and an engine's start do to it.
 """
 
 import asyncio
@@ -54,27 +55,27 @@ def main(
 
 
 def _compare(model: str, layout: str, pairs: int) -> dict:
-    stock = Contestant(model, SwitchConfig(policy="off", static_layout=layout))
-    ours = Contestant(model, SwitchConfig(policy=layout))
+    static = SwitchConfig(policy="off", static_layout=layout)
+    contestants: dict[str, Contestant] = {}
     try:
+        for name, config in (("stock", static), ("ours", SwitchConfig(policy=layout)), ("control", static)):
+            contestants[name] = Contestant(model, config)
         rates = []
         for turn in range(pairs):
-            rate = {who: who.tokens_per_s() for who in ((stock, ours) if turn % 2 == 0 else (ours, stock))}
-            rates.append((rate[stock], rate[ours]))
+            order = list(contestants)[:: 1 if turn % 2 == 0 else -1]
+            rates.append({name: contestants[name].tokens_per_s() for name in order})
         found: dict = {
-            f"{layout}_ratio": statistics.median(our / its for its, our in rates),
-            f"{layout}_tokens_per_s": {
-                "stock": statistics.median(its for its, _ in rates),
-                "ours": statistics.median(our for _, our in rates),
-            },
+            f"{layout}_ratio": statistics.median(rate["ours"] / rate["stock"] for rate in rates),
+            f"{layout}_control_ratio": statistics.median(rate["control"] / rate["stock"] for rate in rates),
+            f"{layout}_tokens_per_s": {name: statistics.median(rate[name] for rate in rates) for name in contestants},
         }
         if layout == "ep":
-            with ours.running() as engine:
+            with contestants["ours"].running() as engine:
                 found["switch_ms"] = statistics.median(_switches(engine))
             found["decode_step_ms"] = 1e3 * REQUESTS / found["ep_tokens_per_s"]["ours"]
         return found
     finally:
-        for contestant in (stock, ours):
+        for contestant in contestants.values():
             contestant.shutdown()
 
 

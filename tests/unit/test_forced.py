@@ -69,3 +69,11 @@ def test_a_missing_logprob_is_a_fault():
     made.add_switched([], [], [])
     assert made.faults[-1] == "no answer was compared"
     assert not made.result()["ok"]
+
+
+def test_layouts_that_lie_further_apart_set_the_measure():
+    """A switched answer is drawn in both layouts and read in one."""
+    made = unswitched()
+    made.add_unswitched(*runs(30, 0.02, 6))
+    made.add_switched(list(range(30)), *runs(30, 0.02, 3))
+    assert made.faults == [] and made.result()["forced_logprob_spread"] == pytest.approx(0.02, rel=0.1)
