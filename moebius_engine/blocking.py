@@ -1,7 +1,7 @@
 """The plain forms of SwitchingEngine's `async_` methods, for scripts: each waits for its namesake."""
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 from moebius_engine.calibration.start import BUDGET_S, CONTEXT
@@ -23,6 +23,13 @@ class BlockingCalls:
 
     def _run(self, coroutine):
         return self.loop.run_until_complete(coroutine)
+
+    def _each(self, chunks: AsyncIterator[Any]) -> Iterator[Any]:
+        while True:
+            try:
+                yield self._run(anext(chunks))
+            except StopAsyncIteration:
+                return
 
     def switch(self, layout: str) -> SwitchRecord | None:
         return self._run(self.async_switch(layout))

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from moebius_engine.layout import Layout
+from moebius_engine.vitals import BEAT_S
 
 PolicyName = Literal["rollout", "interactive", "ep", "tp", "off"]
 TransferName = Literal["auto", "direct", "collective"]
@@ -34,6 +35,9 @@ class SwitchConfig:
         "auto" (direct where a probe at start shows that it works).
     share_gpu: all ranks on GPU 0, to try the mechanism there: needs MPS and an NCCL that allows it (2.32 or later).
     timeout_s: deadline in seconds of every wait across ranks.
+    silent_s: seconds without a sign of life after which a rank counts as stopped, and the engine as dead.
+    stuck_s: the same for a rank that lives, has requests in flight and takes no forward step. A switch, an update and a
+        pause do not count; the longest forward step does.
     seeded: each request draws by its own sampling_seed (without one, by its id): the same seed gives the same tokens in
         any layout and batch, but for rounding. Needs SGLang's sampling_backend="pytorch" on a GPU.
     check_bytes: compare all moved KV byte for byte at every switch, and of every layer what was sent with what arrived.
@@ -54,6 +58,8 @@ class SwitchConfig:
     transfer: TransferName = "auto"
     share_gpu: bool = False
     timeout_s: float = 300.0
+    silent_s: float = 8.0
+    stuck_s: float = 120.0
     seeded: bool = False
     check_bytes: bool = False
     inject_faults: bool = False
@@ -98,6 +104,12 @@ class SwitchConfig:
             )
         if not 0 < self.timeout_s < float("inf"):
             raise ValueError(f"timeout_s={self.timeout_s}: more than 0 seconds")
+        for name in ("silent_s", "stuck_s"):
+            if not 4 * BEAT_S <= getattr(self, name) < float("inf"):
+                raise ValueError(
+                    f"{name}={getattr(self, name)}: {4 * BEAT_S:g} seconds or more; a rank gives a sign of life every "
+                    f"{BEAT_S:g} s"
+                )
 
     @property
     def high(self) -> int:

@@ -1,9 +1,10 @@
 """SwitchingEngine: sglang.Engine with two layouts."""
 
 import asyncio
+import atexit
 import functools
 import time
-from collections.abc import Awaitable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -19,6 +20,7 @@ from moebius_engine.sglang import arguments as server_arguments
 from moebius_engine.sglang.cpu import environment
 from moebius_engine.switch.faults import Fault
 from moebius_engine.telemetry import StepTrace, SwitchRecord, UpdateRecord
+from moebius_engine.vitals import EngineDead, State, make_vitals, state_of
 from moebius_engine.weights.buckets import NamedTensors, buckets
 from moebius_engine.weights.manifest import qwen3_moe_manifest
 from moebius_engine.weights.update import check_full
@@ -35,6 +37,7 @@ from moebius_engine.sglang import door
 from moebius_engine.sglang.commands import STATIC_COMMANDS, Command
 from moebius_engine.sglang.occupation import check_tags
 from moebius_engine.sglang.process import controller_with_plugins, run_scheduler, run_static_scheduler
+from moebius_engine.sglang.watch import OutliveSigquit, Watch, let_go, outlive_sigquit
 
 Result = TypeVar("Result")
 
@@ -52,10 +55,15 @@ class SwitchingEngine(BlockingCalls, Engine):
 
     With SwitchConfig(calibrate=...) the first request or step waits for the calibration.
 
+    If a process of the engine ends, or a rank does not answer (SwitchConfig.silent_s, stuck_s), all its processes are
+    ended, and every call that waits or comes later raises EngineDead, which names the process. This process lives on.
+
     Raises ValueError before any process starts if the model, ranks or an argument does not fit.
     """
 
     tokenizer_manager: Any  # SGLang's TokenizerManager; None before the start and after shutdown
+    watch: Watch
+    init_tokenizer_manager_func: Callable[..., Any]
 
     def __init__(self, model_path: str, ranks: int = 2, switch: SwitchConfig | None = None, **server_args: Any):
         self.config = switch or SwitchConfig()
@@ -71,13 +79,25 @@ class SwitchingEngine(BlockingCalls, Engine):
         port = server_arguments.choose_port(server_args.pop("port", None))
         server_args |= {"model_path": model_path, "port": port}
         ep, tp = server_arguments.both_layouts(ranks, server_args, self.config.timeout_s)
+        self.vitals = make_vitals(ranks)
         if self.config.policy == "off":
-            self.run_scheduler_process_func = functools.partial(run_static_scheduler, self.config)
+            self.run_scheduler_process_func = functools.partial(run_static_scheduler, self.config, vitals=self.vitals)
             first = {Layout.EP: ep, Layout.TP: tp}[Layout(self.config.static_layout)]
         else:
-            self.run_scheduler_process_func = functools.partial(run_scheduler, ServerArgs(**tp), self.config)
+            self.run_scheduler_process_func = functools.partial(
+                run_scheduler, ServerArgs(**tp), self.config, vitals=self.vitals
+            )
             first = ep
         others = {child.pid for child in psutil.Process().children()}
+        managers: list[Any] = []
+        make_manager = self.init_tokenizer_manager_func
+
+        def init_tokenizer_manager(*arguments: Any) -> Any:
+            made = make_manager(*arguments)
+            managers.append(made[0])
+            return made
+
+        self.init_tokenizer_manager_func = init_tokenizer_manager
         try:
             super().__init__(server_args=ServerArgs(**first))
         except BaseException:
@@ -85,13 +105,30 @@ class SwitchingEngine(BlockingCalls, Engine):
             for child in psutil.Process().children():
                 if child.pid not in others:
                     kill_process_tree(child.pid)
+            for manager in managers:
+                let_go(manager)
+            atexit.unregister(self.shutdown)
             raise
+        manager = self.tokenizer_manager
+        manager.signal_handler_class = OutliveSigquit
+        manager._subprocess_watchdog.stop()
+        self.watch = Watch(
+            manager._subprocess_watchdog,
+            self.vitals,
+            self.get_all_child_pids(),
+            manager,
+            self.config.silent_s,
+            self.config.stuck_s,
+        )
+        manager._subprocess_watchdog = self.watch
+        self.watch.start()
 
     @classmethod
-    def _launch_scheduler_processes(cls, *args: Any, **kwargs: Any):
-        """Upstream's extension point for how its processes are started."""
-        with controller_with_plugins():
-            return super()._launch_scheduler_processes(*args, **kwargs)
+    def _launch_scheduler_processes(cls, server_args: ServerArgs, port_args: Any, run_scheduler_process_func: Any):
+        """Upstream's extension point for how its processes are started; its own SIGQUIT handler has just been set."""
+        outlive_sigquit()
+        with controller_with_plugins(run_scheduler_process_func.keywords["vitals"]):
+            return super()._launch_scheduler_processes(server_args, port_args, run_scheduler_process_func)
 
     @property
     def context_len(self) -> int:
@@ -104,7 +141,7 @@ class SwitchingEngine(BlockingCalls, Engine):
         """sglang.Engine.generate with every row checked at the door."""
         if self.config.calibrate != "off":
             self._run(self._calibrated())
-        return door.generate(self, super().generate, args, kwargs)
+        return door.generate(self, self._blocking_answer, args, kwargs)
 
     async def async_generate(self, *args: Any, **kwargs: Any):
         """sglang.Engine.async_generate with every row checked at the door."""
@@ -113,7 +150,17 @@ class SwitchingEngine(BlockingCalls, Engine):
 
     async def async_generate_now(self, *args: Any, **kwargs: Any):
         """async_generate that does not wait for the calibration: for the calibration itself."""
-        return await door.async_generate(self, super().async_generate, args, kwargs)
+        return await door.async_generate(self, self._answer, args, kwargs)
+
+    async def _answer(self, **arguments: Any):
+        """sglang.Engine.async_generate while the engine lives."""
+        answer = await self.watch.until_dead(super().async_generate(**arguments))
+        return self.watch.each(answer) if arguments["stream"] else answer
+
+    def _blocking_answer(self, **arguments: Any):
+        """The same as sglang.Engine.generate."""
+        answer = self._run(self._answer(**arguments))
+        return self._each(answer) if arguments["stream"] else answer
 
     # ---- layouts and steps
 
@@ -140,6 +187,21 @@ class SwitchingEngine(BlockingCalls, Engine):
         """What happened since begin_step (or the start)."""
         return StepTrace(**(await self._command("end_step"))[0]["trace"])
 
+    def state(self) -> State:
+        """Whether the engine lives, and what it does: at once, from the ranks' last signs of life."""
+        return state_of(self.vitals) if self.watch.dead is None else State.DEAD
+
+    async def async_wait_dead(self) -> EngineDead:
+        """What the engine died of, once it has."""
+        return await self.watch.wait_dead()
+
+    def so_far(self, rid: str) -> tuple[list[int], list[float]]:
+        """Tokens and logprobs that a request which has not ended has got, also after the engine's death.
+
+        They come in bundles of 50 tokens, so up to 49 may be missing.
+        """
+        return self.watch.so_far(rid)
+
     async def async_health(self) -> dict[str, Any]:
         """State of the engine: layout, in-flight counts, whether the weights are a full set and all memory is there,
         per rank details."""
@@ -147,6 +209,8 @@ class SwitchingEngine(BlockingCalls, Engine):
         layout, valid = ranks[0]["layout"], all(rank["weights_valid"] for rank in ranks)
         inflight = [rank["inflight"] for rank in ranks]
         return {
+            "state": self.state(),
+            "pids": [vital.pid for vital in self.vitals],
             "ok": valid and not ranks[0]["released"] and len({rank["layout"] for rank in ranks}) == 1,
             "layout": layout,
             "inflight": sum(inflight) if layout == Layout.EP else inflight[0],
@@ -270,6 +334,7 @@ class SwitchingEngine(BlockingCalls, Engine):
 
     async def async_abort(self, rid: str = "", abort_all: bool = False) -> None:
         """Abort exactly this request, or all. An id that is not in flight is left alone."""
+        self.watch.check()
         self.tokenizer_manager.abort_request(rid, abort_all)
 
     def shutdown(self) -> None:
@@ -277,12 +342,11 @@ class SwitchingEngine(BlockingCalls, Engine):
         manager = self.__dict__.get("tokenizer_manager")
         if manager is None:
             return
-        if manager._subprocess_watchdog is not None:
-            manager._subprocess_watchdog.stop()
-        # Upstream ends every child of this process, another engine's too.
-        for pid in self.get_all_child_pids():
-            kill_process_tree(pid, include_parent=True, wait_timeout=60)
+        self.watch.close()  # upstream ends every child of this process, another engine's too
+        let_go(manager)
+        self.send_to_rpc.close(linger=0)
         self.tokenizer_manager = None
+        atexit.unregister(self.shutdown)
 
     async def _command(self, name: str, **arguments: Any) -> list[dict[str, Any]]:
         """Run a command on all ranks in the same step. Returns their answers in rank order."""
@@ -295,10 +359,10 @@ class SwitchingEngine(BlockingCalls, Engine):
         return sorted((answer.internal_state for answer in answers), key=lambda state: state["rank"])
 
     async def _within(self, answer: Awaitable[Result], what: str) -> Result:
-        try:
-            return await asyncio.wait_for(answer, self.config.timeout_s)
-        except TimeoutError as error:
-            raise TimeoutError(f"the ranks did not answer {what} within {self.config.timeout_s} s") from error
+        timeout_s = self.config.timeout_s
+        return await self.watch.until_dead(
+            answer, timeout_s, lambda: f"the ranks did not answer {what} within {timeout_s} s"
+        )
 
 
 def _read_hf_config(model_path: str, server_args: dict[str, Any]) -> dict[str, Any]:

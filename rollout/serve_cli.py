@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from moebius_engine.config import SwitchConfig
+from moebius_engine.vitals import EngineDead
 from rollout.failure import fail
 from rollout.server_argument import server_argument
 
@@ -72,5 +73,7 @@ def serve_command(
         engine.serve(ready=lambda: typer.echo(f"{model} is served at {engine.server_args.url()} by {ranks} ranks"))
     except ValueError as error:  # the calibration that the configuration asks for
         fail(str(error))
+    except EngineDead as error:
+        fail(str(error), code=1)
     finally:
         engine.shutdown()

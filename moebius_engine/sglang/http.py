@@ -9,7 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 import uvicorn
-from fastapi import APIRouter, HTTPException, Request
+from fastapi import APIRouter, HTTPException, Request, Response
+from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from pydantic import BaseModel
 from sglang.srt.entrypoints import http_server
 from sglang.srt.entrypoints.engine import init_tokenizer_manager
@@ -24,10 +26,12 @@ from sglang.srt.utils import add_prometheus_track_response_middleware, set_uvico
 from sglang.srt.utils.auth import AuthLevel, auth_level
 
 from moebius_engine.engine import SwitchingEngine
+from moebius_engine.prometheus import HealthCollector
 from moebius_engine.sglang.arguments import SECRETS
 from moebius_engine.sglang.door import ARGUMENTS, Call
 from moebius_engine.sglang.http_guard import RequestLimits, Secrets, check_samples, guard
 from moebius_engine.telemetry import StepTrace, SwitchRecord
+from moebius_engine.vitals import EngineDead
 
 DRAIN_S = 10
 """Seconds that responses have to end after SIGINT or SIGTERM."""
@@ -50,7 +54,8 @@ class _CheckedTokenizerManager(TokenizerManager):
         # Without `request` it comes from the engine, which has its own door; a health check must look like one.
         if request is not None and isinstance(obj, GenerateReqInput) and not request.url.path.startswith("/health"):
             pass_door(self.engine, obj)
-        async for answer in super().generate_request(obj, request):
+        answers = super().generate_request(obj, request)
+        async for answer in answers if request is None else self.engine.watch.each(answers):
             yield answer
 
     async def release_memory_occupation(self, obj: ReleaseMemoryOccupationReqInput, request: Request | None = None):
@@ -110,7 +115,8 @@ class HttpEngine(SwitchingEngine):
         return StepTrace(**(await self._command("take_trace"))[0]["trace"])
 
     def serve(self, ready: Callable[[], None]) -> None:
-        """Calibrate if the configuration says so, then serve until SIGINT or SIGTERM.
+        """Calibrate if the configuration says so, then serve until SIGINT or SIGTERM. Raises EngineDead if the engine
+        dies; requests that are open then get status 503, streams break off.
 
         ready: called once SGLang's warm-up request has been answered. After the signal no connection is accepted and
         responses have DRAIN_S seconds to end. Call it in the main thread, and shutdown() afterwards.
@@ -124,7 +130,16 @@ class HttpEngine(SwitchingEngine):
         asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         await self._calibrated()
-        await uvicorn.Server(self._configure(ready)).serve()
+        server = uvicorn.Server(self._configure(ready))
+
+        async def end_with_the_engine() -> None:
+            await self.async_wait_dead()
+            server.should_exit = True
+
+        follower = asyncio.create_task(end_with_the_engine())
+        await server.serve()
+        follower.cancel()
+        self.watch.check()
 
     def _configure(self, ready: Callable[[], None]) -> uvicorn.Config:
         """What SGLang's launch_server does between starting its engine and its server."""
@@ -143,6 +158,7 @@ class HttpEngine(SwitchingEngine):
         app.warmup_thread_kwargs = {"server_args": warm_up, "launch_callback": ready}
         app.state.moebius_engine = self
         app.include_router(router)
+        app.add_exception_handler(EngineDead, _unavailable)
         if arguments.enable_metrics:
             add_prometheus_track_response_middleware(app)
         guard(app, self._secrets, self.limits)
@@ -165,6 +181,10 @@ class HttpEngine(SwitchingEngine):
 router = APIRouter(prefix="/moebius")
 
 
+async def _unavailable(request: Request, error: Exception) -> Response:
+    return JSONResponse({"error": {"message": str(error)}}, status_code=503)
+
+
 class SwitchTo(BaseModel):
     layout: str
 
@@ -176,6 +196,14 @@ async def state(request: Request) -> dict[str, Any]:
     config = engine.config
     policy = {"policy": config.policy, "threshold": config.high, "low_threshold": config.low}
     return {**await engine.async_health(), **policy}
+
+
+@router.get("/metrics")
+async def metrics(request: Request) -> Response:
+    """State of the engine and signs of life of its ranks, in the text format of Prometheus."""
+    engine, registry = request.app.state.moebius_engine, CollectorRegistry()
+    registry.register(HealthCollector(engine.state, lambda: engine.vitals))
+    return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
 
 @router.post("/switch")

@@ -1,5 +1,7 @@
 """Entry points of SGLang's processes: a rank's scheduler, and the controller that shares out requests to the ranks."""
 
+import functools
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -11,28 +13,40 @@ from sglang.srt.server_args import ServerArgs
 
 from moebius_engine.config import SwitchConfig
 from moebius_engine.sglang import hooks, rendezvous
+from moebius_engine.sglang.heartbeat import heartbeat_hooks, report_exits
+from moebius_engine.vitals import RankVitals
 
 
 def run_scheduler(
-    tp_server_args: ServerArgs, config: SwitchConfig, server_args: ServerArgs, port_args, gpu_id: int, *args
+    tp_server_args: ServerArgs,
+    config: SwitchConfig,
+    server_args: ServerArgs,
+    port_args,
+    gpu_id: int,
+    *args,
+    vitals: Sequence[RankVitals],
 ) -> None:
     """Run SGLang's scheduler process with switching installed.
 
     tp_server_args: the TP layout's arguments. server_args: EP's; from it on, run_scheduler_process's own arguments.
+    vitals: where the ranks show that they live.
     """
     load_plugins()
     # Imported after the plug-ins, which may replace classes that these modules subclass.
     from moebius_engine.sglang.table import switching_hooks
 
-    _run(switching_hooks(tp_server_args, config), config, server_args, port_args, gpu_id, *args)
+    own = (*switching_hooks(tp_server_args, config), *heartbeat_hooks(vitals))
+    _run(own, config, server_args, port_args, gpu_id, *args)
 
 
-def run_static_scheduler(config: SwitchConfig, server_args: ServerArgs, port_args, gpu_id: int, *args) -> None:
+def run_static_scheduler(
+    config: SwitchConfig, server_args: ServerArgs, port_args, gpu_id: int, *args, vitals: Sequence[RankVitals]
+) -> None:
     """Run SGLang's own scheduler process, which also answers the commands that only look (commands.STATIC_COMMANDS)."""
     load_plugins()
     from moebius_engine.sglang.table import STATIC_HOOKS
 
-    _run(STATIC_HOOKS, config, server_args, port_args, gpu_id, *args)
+    _run((*STATIC_HOOKS, *heartbeat_hooks(vitals)), config, server_args, port_args, gpu_id, *args)
 
 
 def _run(
@@ -58,20 +72,21 @@ def _chosen(config: SwitchConfig, server_args: ServerArgs) -> list[hooks.Hook]:
     return chosen
 
 
-def run_controller(*args, **kwargs) -> None:
+def run_controller(vitals: Sequence[RankVitals], *args, **kwargs) -> None:
     """Run SGLang's data-parallel controller process, which upstream starts without loading plug-ins."""
     load_plugins()
+    threading.Thread(target=report_exits, args=(vitals,), name="exits", daemon=True).start()
     data_parallel_controller.run_data_parallel_controller_process(*args, **kwargs)
 
 
 @contextmanager
-def controller_with_plugins() -> Iterator[None]:
+def controller_with_plugins(vitals: Sequence[RankVitals]) -> Iterator[None]:
     """Within it, sglang.Engine starts its controller by `run_controller`.
 
     No hook can do that: the new process would look the hooked function up by its upstream name, unhooked.
     """
     upstream = engine.run_data_parallel_controller_process
-    engine.run_data_parallel_controller_process = run_controller
+    engine.run_data_parallel_controller_process = functools.partial(run_controller, vitals)
     try:
         yield
     finally:

@@ -3,7 +3,8 @@
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import zmq
 from sglang.srt.managers.io_struct import (
@@ -43,6 +44,7 @@ from moebius_engine.sglang.worker import SwitchingWorker
 from moebius_engine.switch.policy import Policy
 from moebius_engine.switch.step_clock import StepClock
 from moebius_engine.telemetry import SwitchReason
+from moebius_engine.vitals import Activity
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +60,7 @@ class SwitchingScheduler(Scheduler):
     config: SwitchConfig
     chunked_req: Req | None
     waiting_queue: list[Req]
+    activity = Activity.SERVING  # told with the heartbeat
 
     def __init__(self, *args, **kwargs):
         self.layout = Layout.EP
@@ -199,7 +202,8 @@ class SwitchingScheduler(Scheduler):
         if with_weights and self._closed:
             record = refused_switch(self, target, reason, self._closed)
         else:
-            record = self.switcher.run(target, reason, with_weights)
+            with self._doing(Activity.SWITCHING):
+                record = self.switcher.run(target, reason, with_weights)
         self.step_clock.interrupted()
         self.inbox.forget_decision()
         if record.refused:
@@ -210,6 +214,14 @@ class SwitchingScheduler(Scheduler):
                 self.payoff_check.switched(record)
         self.trace.switched(record)
         return record
+
+    @contextmanager
+    def _doing(self, activity: Activity) -> Iterator[None]:
+        before, self.activity = self.activity, activity
+        try:
+            yield
+        finally:
+            self.activity = before
 
     @property
     def _closed(self) -> str:
@@ -295,8 +307,9 @@ class SwitchingScheduler(Scheduler):
                 f"flush_cache=True needs an idle engine, {requests} requests are in flight: "
                 "abort them, or pass flush_cache=False; nothing was written",
             )
-        settle(self)  # a batch of finished requests would keep the cache from being flushed
-        return super().update_weights_from_tensor(recv_req)
+        with self._doing(Activity.UPDATING):
+            settle(self)  # a batch of finished requests would keep the cache from being flushed
+            return super().update_weights_from_tensor(recv_req)
 
     def requests_on_all_ranks(self) -> int:
         """Requests in flight, those of this step included. From the headers, so that all ranks answer the same."""

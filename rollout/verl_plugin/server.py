@@ -4,7 +4,6 @@ verl talks to it by Ray calls alone. SGLang's HTTP server is not started: reques
 engine's door and belong to no step. The address that verl knows a replica by is the engine's own port.
 """
 
-import asyncio
 import contextlib
 from typing import Any
 
@@ -59,8 +58,8 @@ class MoebiusServer(SGLangHttpServer):
 
         extra_fields["global_steps"]: the version of the weights that it was generated with.
 
-        Raises ValueError for a request that the engine refuses, RuntimeError if the engine cannot generate: verl would
-        ask again for ever for what comes back as aborted.
+        Raises ValueError for a request that the engine refuses, RuntimeError if the engine cannot generate (EngineDead
+        if it has died): verl would ask again for ever for what comes back as aborted.
         """
         if image_data or video_data:
             raise ValueError("rollout.name=moebius: images and video have no rule for a switch")
@@ -113,16 +112,17 @@ class MoebiusServer(SGLangHttpServer):
         timeout_s = self.engine.config.timeout_s
         # Before SGLang's own pause: what it holds back counts as in flight, and would not end.
         await self.steps.pause()
-        try:
-            await asyncio.wait_for(super().abort_all_requests(), timeout_s)
-        except TimeoutError as error:
-            raise TimeoutError(f"requests did not end within {timeout_s} s of their abort") from error
+        await self.engine.watch.until_dead(
+            super().abort_all_requests(), timeout_s, lambda: f"requests did not end within {timeout_s} s of their abort"
+        )
         await self.steps.end()
 
     async def resume_generation(self) -> None:
         """Requests that have waited go on, in a new step."""
-        await super().resume_generation()
-        await self.steps.resume()
+        try:
+            await self.engine.watch.until_dead(super().resume_generation())
+        finally:
+            await self.steps.resume()  # also if the engine has died, which they then learn
 
     # ---- steps
 
@@ -143,12 +143,11 @@ class MoebiusServer(SGLangHttpServer):
         """
         await self.steps.end()
         timeout_s = self.engine.config.timeout_s
-        try:
-            success, message = await asyncio.wait_for(
-                self.tokenizer_manager.update_weights_from_tensor(request, None), timeout_s
-            )
-        except TimeoutError as error:
-            raise TimeoutError(f"the ranks did not take a bucket of weights within {timeout_s} s") from error
+        success, message = await self.engine.watch.until_dead(
+            self.tokenizer_manager.update_weights_from_tensor(request, None),
+            timeout_s,
+            lambda: f"the ranks did not take a bucket of weights within {timeout_s} s",
+        )
         if not success:
             raise ValueError(message.split(" | ")[0])  # SGLang joins the ranks' messages, which are equal
 
@@ -168,7 +167,13 @@ class MoebiusServer(SGLangHttpServer):
 
     async def clear_kv_cache(self) -> None:
         """Drops cached prefixes. Raises RuntimeError while requests are in flight."""
-        if not (await self.tokenizer_manager.flush_cache()).success:
+        timeout_s = self.engine.config.timeout_s
+        flushed = await self.engine.watch.until_dead(
+            self.tokenizer_manager.flush_cache(),
+            timeout_s,
+            lambda: f"the ranks did not answer flush_cache within {timeout_s} s",
+        )
+        if not flushed.success:
             raise RuntimeError("cached prefixes cannot be dropped while requests are in flight")
 
     # ---- memory: both directions end in release_memory and resume_memory

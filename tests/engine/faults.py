@@ -13,7 +13,7 @@ FAULTS = ("kv", "weights")
 _allocations = [0]  # of device memory, within switches
 
 
-def run_scheduler_with_faults(*args) -> None:
+def run_scheduler_with_faults(*args, **kwargs) -> None:
     """As process.run_scheduler, plus these commands."""
     commands._HANDLERS["break_next_switch"] = _break_next_switch
     commands._HANDLERS["all_tensors"] = _all_tensors
@@ -28,7 +28,7 @@ def run_scheduler_with_faults(*args) -> None:
         return record
 
     switcher.Switcher.run = counting
-    process.run_scheduler(*args)
+    process.run_scheduler(*args, **kwargs)
 
 
 @contextmanager

@@ -1,11 +1,13 @@
 """`moebius-rollout serve` as its users run it: a process of its own, asked over HTTP."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -247,6 +249,30 @@ def test_memory_is_not_released_under_a_request(server):
     assert server.post("/abort_request", rid="held").status_code == 200
     *_, last = events
     assert last["meta_info"]["finish_reason"]["type"] == "abort"
+
+
+def test_health_is_a_metric(server):
+    state = server.get("/moebius/state").json()
+    assert state["state"] == "ready" and [psutil.pid_exists(pid) for pid in state["pids"]] == [True, True]
+    lines = server.get("/moebius/metrics").text.splitlines()
+    assert 'moebius_engine_state{moebius_engine_state="ready"} 1.0' in lines
+    silences = [float(line.split()[1]) for line in lines if line.startswith("moebius_rank_silence_seconds{")]
+    assert len(silences) == 2 and max(silences) < 8
+
+
+@pytest.mark.slow
+def test_a_dead_engine_ends_the_server_with_its_error(tiny_moe, tmp_path):
+    server = Server(tiny_moe, tmp_path / "log")
+    body = {"input_ids": [5, 6], "sampling_params": GREEDY | {"max_new_tokens": 1500}}
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(server.post, "/generate", **body)
+        while not (state := server.get("/moebius/state").json())["inflight"]:
+            time.sleep(0.05)
+        os.kill(state["pids"][1], signal.SIGKILL)
+        assert answer.result().status_code == 503
+    assert f"the engine is dead: rank 1 (pid {state['pids'][1]}) was ended by SIGKILL" in answer.result().text
+    assert server.process.wait(60) == 1
+    assert "Error: the engine is dead: rank 1" in (tmp_path / "log").read_text()
 
 
 @pytest.mark.slow
