@@ -178,6 +178,11 @@ class StepReport(Record):
     )
     expert_skew_worst: float | None = Field(default=None, description="the same of the most uneven layer")
     expert_load: tuple[LayerLoad, ...] = Field(default=(), description="one of eight layers, steps in EP only")
+    restarts: NonNegativeInt = Field(default=0, description="engines started again after a death")
+    resumed_requests: NonNegativeInt = Field(
+        default=0, description="responses under which an engine died, and which another one ended"
+    )
+    lost_s: float = Field(default=0.0, description="from deaths of engines to the next one being ready [s]")
 
 
 RecordT = TypeVar("RecordT", bound=Record)

@@ -1,25 +1,40 @@
 """RolloutActor: the engine as a Ray actor. Batches in, samples out; weights in; one report a step.
 
 The class is plain Python, so a process can hold one without Ray; `remote_actor` is the one place that hands it to Ray.
-Every wait has a deadline: the engine's own (SwitchConfig.timeout_s), and timeout_s of a batch.
+Every wait has a deadline: the engine's own (SwitchConfig.timeout_s), that of a restart (RecoveryConfig.wait_s), and
+timeout_s of a batch.
 """
 
 import asyncio
+import contextlib
 import itertools
 import uuid
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from prometheus_client import CollectorRegistry, generate_latest
+
 from moebius_engine.config import SwitchConfig
+from moebius_engine.prometheus import HealthCollector
 from moebius_engine.telemetry import StepReport, UpdateRecord
+from moebius_engine.vitals import EngineDead
 from rollout.metrics import JsonLinesSink, Sink, WandbSink
 from rollout.phases import step_report
+from rollout.recovery.collector import LossCollector
+from rollout.recovery.journal import Journal
+from rollout.recovery.keeper import Keeper
+from rollout.recovery.losses import Losses
+from rollout.recovery.open_step import OpenStep
+from rollout.recovery.promise import Part, Promise
+from rollout.recovery.settings import RecoveryConfig
+from rollout.recovery.weights import LastWeights
 from rollout.replay.dump import RequestDump
 
 Sampling = Mapping[str, Any]
+
+_REFUSED = 400  # status code of a row that the door does not let in
 
 
 @dataclass(frozen=True)
@@ -33,6 +48,9 @@ class Sample:
     finish_reason: dict[str, Any]
     weight_version_begin: int  # weight sets received when it was submitted
     weight_version_end: int  # the same when it ended; differs if an update came in between
+    resumed: int = 0  # engines that died under it
+    # of each engine's part of output_ids, when it was asked for; more than one where a part of a dead engine was kept
+    weight_versions: tuple[int, ...] = ()
 
 
 class RolloutActor:
@@ -45,17 +63,20 @@ class RolloutActor:
         metrics_dir: str | Path | None = None,
         dump_dir: str | Path | None = None,
         wandb: Mapping[str, Any] | None = None,
+        recovery: RecoveryConfig | Mapping[str, Any] | None = None,
         engine_factory: Callable[..., Any] | None = None,
     ) -> None:
         """Starts the engine (about 25 s on CPU).
 
         switch: a SwitchConfig or its fields. server_args: further arguments of SGLang's engine. metrics_dir: where
         `steps.jsonl` is appended to, one StepReport a line. dump_dir: where the requests of each step are written, a
-        file a step, for `moebius-rollout replay`. wandb: arguments of `wandb.init` for a run of its own.
+        file a step, for `moebius-rollout replay`. wandb: arguments of `wandb.init` for a run of its own. recovery: a
+        RecoveryConfig or its fields: what happens if the engine dies (docs/recovery.md).
         engine_factory: called as SwitchingEngine, which it is by default. Raises ValueError for settings that do not
         fit, before any process starts.
         """
         config = switch if isinstance(switch, SwitchConfig) else SwitchConfig(**(switch or {}))
+        rules = recovery if isinstance(recovery, RecoveryConfig) else RecoveryConfig(**(recovery or {}))
         self._config = config
         self._sinks: list[Sink] = []
         if metrics_dir is not None:
@@ -63,12 +84,19 @@ class RolloutActor:
         if wandb is not None:
             self._sinks.append(WandbSink(dict(wandb)))
         self._dump = None if dump_dir is None else RequestDump(Path(dump_dir))
+        self._journal, self._losses, self._reported = Journal(rules.on_policy), Losses(), Losses()
+        self._weights = LastWeights(rules.keep_weights)
+        self._stale = ""  # why the engine's weights are not those that were asked for
         # After the sinks: a folder or a wandb setting that does not work must not leave processes behind.
-        self._engine = (engine_factory or _switching_engine())(
-            model_path, ranks=ranks, switch=config, **(server_args or {})
+        start = engine_factory or _switching_engine()
+        self._keeper = Keeper(
+            lambda: start(model_path, ranks=ranks, switch=config, **(server_args or {})),
+            self._prepare,
+            rules,
+            self._losses,
         )
-        self._live: Counter[str] = Counter()  # a duplicate id is the engine's to refuse, so an id can count twice
         self._numbers = itertools.count()  # of the samples, as they are sent
+        self._step = OpenStep()
         self._total = 0
         self._lengths: list[int] = []
         self._weight_version = 0
@@ -91,9 +119,9 @@ class RolloutActor:
         len(prompts) * n entries, the samples of a prompt side by side. timeout_s: when it has passed, what is
         unfinished is aborted and returned with the tokens it has.
 
-        A row that the engine refuses comes back as an "abort" sample and does not touch the others. Raises ValueError
-        for arguments that do not fit together, TimeoutError if the engine does not answer the abort, and what the
-        engine raised if it failed as a whole.
+        A row that the engine refuses comes back as an "abort" sample and does not touch the others. If the engine
+        dies, the batch goes on with the next one. Raises ValueError for arguments that do not fit together,
+        TimeoutError if the engine does not answer the abort, and EngineDead if the engine cannot be started again.
         """
         if n < 1 or timeout_s <= 0:
             raise ValueError(f"n must be at least 1 and timeout_s above 0, got n={n}, timeout_s={timeout_s}")
@@ -109,6 +137,8 @@ class RolloutActor:
             for index in range(count)
         }
         self._total += count
+        for task in tasks:  # the first error is raised; where all fail, asyncio would log each of the others
+            task.add_done_callback(lambda task: task.cancelled() or task.exception())
         try:
             done, late = await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_EXCEPTION)
             failed = next((error for task in done if (error := task.exception())), None)
@@ -129,64 +159,120 @@ class RolloutActor:
         return [samples[index : index + n] for index in range(0, count, n)]
 
     async def _sample(self, prompt: Sequence[int], sampling: Sampling, request_id: str) -> Sample:
-        version, number = self._weight_version, next(self._numbers)
-        self._live[request_id] += 1
-        try:
-            answer = await self._engine.async_generate(
-                input_ids=list(prompt), sampling_params=dict(sampling), rid=request_id, return_logprob=True
-            )
-        except ValueError as error:  # a bad row, refused at the door
-            answer = {"output_ids": [], "meta_info": {"finish_reason": _refusal(error)}}
-        except asyncio.CancelledError:  # nobody waits for it any more: do not let it run on
-            await self._engine.async_abort(rid=request_id)
-            raise
-        finally:
-            self._live[request_id] -= 1
-            if not self._live[request_id]:
-                del self._live[request_id]
-        meta = answer["meta_info"]
-        self._lengths.append(len(answer["output_ids"]))
+        number, first_version = next(self._numbers), self._weight_version
+        with self._journal.promised(request_id, prompt, sampling) as promise:
+            finish_reason = await self._keep_promise(promise)
+        parts = promise.parts
+        tokens = promise.tokens
+        self._lengths.append(len(tokens))
+        if promise.deaths:
+            self._losses.resumed += 1
         if self._dump is not None:
-            self._dump.write(number, request_id, prompt, answer["output_ids"], sampling, meta["finish_reason"])
+            self._dump.write(number, request_id, prompt, tokens, sampling, finish_reason)
         return Sample(
             request_id=request_id,
-            output_ids=list(answer["output_ids"]),
-            logprobs=[logprob for logprob, *_ in meta.get("output_token_logprobs") or ()],
-            finish_reason=meta["finish_reason"],
-            weight_version_begin=version,
+            output_ids=tokens,
+            logprobs=promise.logprobs,
+            finish_reason=finish_reason,
+            weight_version_begin=parts[0].weight_version if parts else first_version,
             weight_version_end=self._weight_version,
+            resumed=promise.deaths,
+            weight_versions=tuple(part.weight_version for part in parts),
         )
+
+    async def _keep_promise(self, promise: Promise) -> dict[str, Any]:
+        """Asks one engine after the other until all tokens are there. Returns the finish reason."""
+        while not promise.complete:
+            engine = await self._keeper.ready(given_up=lambda: promise.aborted)
+            if engine is None:
+                return {"type": "abort", "message": "Aborted"}
+            if self._stale:
+                raise EngineDead(self._stale)
+            version = self._weight_version
+            prompt, sampling = promise.ask()
+            try:
+                answer = await engine.async_generate(
+                    input_ids=prompt, sampling_params=sampling, rid=promise.request_id, return_logprob=True
+                )
+            except EngineDead:
+                tokens, logprobs = engine.so_far(promise.request_id)
+                promise.engine_died(Part(tokens, logprobs, version))
+                continue
+            except ValueError as error:  # a bad row, refused at the door
+                answer = {"output_ids": [], "meta_info": {"finish_reason": _refusal(error)}}
+            except asyncio.CancelledError:  # nobody waits for it any more: do not let it run on
+                with contextlib.suppress(EngineDead):
+                    await engine.async_abort(rid=promise.request_id)
+                raise
+            meta = answer["meta_info"]
+            if promise.parts and meta["finish_reason"].get("status_code") == _REFUSED:
+                promise.drop_tokens()  # prompt and tokens are too long for a prompt
+                continue
+            logprobs = [logprob for logprob, *_ in meta.get("output_token_logprobs") or ()]
+            promise.parts.append(Part(list(answer["output_ids"]), logprobs, version))
+            return meta["finish_reason"]
+        return {"type": "length", "length": len(promise.tokens)}
 
     def progress(self) -> dict[str, int]:
         """Samples asked for since `begin_step`: {"total", "done", "inflight"}, also while a batch runs."""
-        inflight = self._live.total()
+        inflight = len(self._journal)
         return {"total": self._total, "done": self._total - inflight, "inflight": inflight}
 
     async def update_weights(self, named_tensors: Iterable[tuple[str, Any]], flush_cache: bool = True) -> UpdateRecord:
         """Loads a full set of (name, tensor) pairs, by their Hugging Face names. The weight version goes up by one.
 
-        Raises ValueError for a missing, misnamed, misshapen or extra tensor.
+        Raises ValueError for a missing, misnamed, misshapen or extra tensor; EngineDead if the engine dies meanwhile
+        and the pairs cannot be read again, as those of a generator: the next engine has the weights before them.
         """
-        record: UpdateRecord = await self._engine.async_update_weights(named_tensors, flush_cache=flush_cache)
+
+        copies: list[tuple[str, Any]] = []
+        if isinstance(named_tensors, Collection):  # the engine looks at all of its names before it writes anything
+            record = await self._keeper.run(
+                lambda engine: engine.async_update_weights(named_tensors, flush_cache=flush_cache)
+            )
+            list(self._weights.copying(named_tensors, copies))
+        else:
+            engine, pairs = await self._keeper.ready(), self._weights.copying(named_tensors, copies)
+            record = await engine.async_update_weights(pairs, flush_cache=flush_cache)
+        if record.tensors:
+            self._weights.complete(copies)
+            self._weight_version += 1
+            self._stale = ""
         self._weight_update_s += record.seconds
-        self._weight_version = (await self.health())["weight_version"]
         return record
+
+    async def _prepare(self, engine: Any) -> None:
+        """Brings a new engine to where the last one was: its weights, its step."""
+        if self._weights.pairs is not None:
+            await engine.async_update_weights(self._weights.pairs)
+        elif self._weights.lost:
+            self._stale = (
+                "the engine died and was started again with the checkpoint's weights: recovery.keep_weights=False kept "
+                "none of a later update; update the weights, then send the requests again"
+            )
+        if self._step.number is not None:
+            await engine.async_begin_step(self._step.number, len(self._journal))
+            self._step.begun_again(sum(self._lengths) + self._journal.tokens(), len(self._journal))
 
     async def begin_step(self, step: int, requests: int | None = None) -> None:
         """Starts a rollout step; `requests` is how many samples will be asked for, if known."""
-        await self._engine.async_begin_step(step, requests)
-        self._total = self._live.total()
+        await self._keeper.run(lambda engine: engine.async_begin_step(step, requests))
+        self._step = OpenStep(step)
+        self._total = len(self._journal)
         self._lengths = []
         if self._dump is not None:
             self._dump.begin(step)
 
     async def end_step(self) -> StepReport:
         """Ends the step and reports it, also to the files and to wandb."""
-        trace = await self._engine.async_end_step()
+        trace = self._step.whole(await self._keeper.run(lambda engine: engine.async_end_step()))
         if self._dump is not None:
             self._dump.end()
-        report = step_report(trace, self._lengths, self._engine.config.high, self._weight_update_s)
-        self._weight_update_s = 0.0
+        losses = replace(self._losses)
+        report = step_report(
+            trace, self._lengths, self._config.high, self._weight_update_s, losses.since(self._reported)
+        )
+        self._weight_update_s, self._reported = 0.0, losses
         self._reports.append(report)
         for sink in self._sinks:
             sink.write(report)
@@ -195,18 +281,43 @@ class RolloutActor:
     async def abort(self, request_ids: Iterable[str] | None = None) -> list[str]:
         """Aborts these requests, or all; returns the ids that were in flight. An id means itself only, never the
         ids that begin with it; one that is not in flight is left out."""
-        if request_ids is None:
-            asked = list(self._live)
-            await self._engine.async_abort(abort_all=True)
-            return asked
-        asked = [request_id for request_id in request_ids if request_id in self._live]
+        live = {promise.request_id: promise for promise in self._journal}
+        asked = [request_id for request_id in (live if request_ids is None else request_ids) if request_id in live]
         for request_id in asked:
-            await self._engine.async_abort(rid=request_id)
+            live[request_id].aborted = True  # it may wait for the next engine, or have to
+        await self._keeper.wake()
+        if engine := self._keeper.engine:
+            with contextlib.suppress(EngineDead):
+                if request_ids is None:
+                    await engine.async_abort(abort_all=True)
+                else:
+                    for request_id in asked:
+                        await engine.async_abort(rid=request_id)
         return asked
 
     async def health(self) -> dict[str, Any]:
-        """The engine's health: {"ok", "layout", "inflight", "weights_valid", "weight_version", ...}."""
-        return await self._engine.async_health()
+        """{"ok", "state", "inflight", "weight_version", "restarts", "died_of"}, at once where there is no engine to
+        ask; else with what the engine's own health says: {"layout", "weights_valid", ...}.
+
+        state: a moebius_engine.vitals.State. died_of: of the last engine that died; empty if none did.
+        """
+        own = {
+            "state": self._keeper.state(),
+            "weight_version": self._weight_version,
+            "restarts": self._losses.restarts,
+            "died_of": self._keeper.died_of,
+        }
+        if engine := self._keeper.engine:
+            with contextlib.suppress(EngineDead):
+                return {**await engine.async_health(), **own}
+        return {"ok": False, "inflight": len(self._journal), **own, "state": self._keeper.state()}
+
+    def prometheus(self) -> str:
+        """Health, restarts and what they cost, in the text format of Prometheus: at once, whatever the engine does."""
+        registry = CollectorRegistry()
+        registry.register(HealthCollector(self._keeper.state, self._keeper.vitals))
+        registry.register(LossCollector(self._losses, self._journal))
+        return generate_latest(registry).decode()
 
     def report(self) -> list[StepReport]:
         """The reports of all steps so far."""
@@ -214,7 +325,7 @@ class RolloutActor:
 
     def shutdown(self) -> None:
         """Stops the engine and closes the files."""
-        self._engine.shutdown()
+        self._keeper.close()
         for sink in self._sinks:
             sink.close()
         if self._dump is not None:
@@ -252,4 +363,4 @@ def _per_sample(sampling: Sampling | Sequence[Sampling] | None, count: int) -> l
 
 
 def _refusal(error: ValueError) -> dict[str, Any]:
-    return {"type": "abort", "message": str(error), "status_code": 400}
+    return {"type": "abort", "message": str(error), "status_code": _REFUSED}

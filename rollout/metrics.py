@@ -59,6 +59,9 @@ METRICS: tuple[Metric, ...] = (
     Metric("expert_skew_worst", "ratio"),
     Metric("layout_at_end", "name"),
     Metric("weight_update_s", "s"),
+    Metric("restarts", "count"),
+    Metric("resumed_requests", "count"),
+    Metric("lost_s", "s"),
 )
 
 # Series and full records: they stand in the JSON lines, and have no place in a table of scalars.

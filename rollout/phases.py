@@ -8,19 +8,26 @@ that never falls below it again is all burst.
 from collections.abc import Sequence
 
 from moebius_engine.telemetry import StepReport, StepTrace, TraceSample
+from rollout.recovery.losses import Losses
 
 
 def step_report(
-    trace: StepTrace, response_lengths: Sequence[int], threshold: int, weight_update_s: float = 0.0
+    trace: StepTrace,
+    response_lengths: Sequence[int],
+    threshold: int,
+    weight_update_s: float = 0.0,
+    losses: Losses | None = None,
 ) -> StepReport:
     """Report of one step.
 
     trace: from `SwitchingEngine.end_step`; its last sample ends the step. response_lengths: tokens of each response
-    returned. threshold: T_h in requests. weight_update_s: seconds of weight updates to book on this step.
+    returned. threshold: T_h in requests. weight_update_s: seconds of weight updates to book on this step. losses: what
+    deaths of engines have cost in it.
     Raises ValueError for a threshold below 1.
     """
     if threshold < 1:
         raise ValueError(f"threshold must be at least 1 request, got {threshold}")
+    losses = losses or Losses()
     end = trace.samples[-1] if trace.samples else None
     step_s, tokens = (end.t_s, end.tokens) if end else (0.0, 0)
     burst_s, tokens_burst = _end_of_burst(trace.samples, threshold)
@@ -64,6 +71,9 @@ def step_report(
         expert_skew=sum(skews) / len(skews) if skews else None,
         expert_skew_worst=max(skews, default=None),
         expert_load=trace.expert_load,
+        restarts=losses.restarts,
+        resumed_requests=losses.resumed,
+        lost_s=losses.lost_s,
     )
 
 

@@ -17,6 +17,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from moebius_engine.telemetry import StepReport, StepTrace, SwitchRecord, TraceSample, read_json_lines
+from moebius_engine.vitals import State
 from rollout.actor import RolloutActor
 from rollout.cli import app
 from rollout.demo import PAPER_CAP, SCALE, DemoSettings, response_lengths, run_demo
@@ -69,6 +70,12 @@ class StandInEngine:
         self._tokens += count
         self._sample()
         return answer([self.token(input_ids, position) for position in range(count)], reason)
+
+    def state(self):
+        return State.READY
+
+    async def async_wait_dead(self):
+        await asyncio.Event().wait()
 
     async def async_begin_step(self, step, requests=None):
         self._step = step
@@ -260,17 +267,14 @@ async def test_each_sample_draws_with_its_own_seed():
 
 async def test_steps_book_weight_updates_and_versions(actor, tmp_path):
     async def update(named_tensors, flush_cache):
-        return SimpleNamespace(seconds=0.5)
+        return SimpleNamespace(seconds=0.5, tensors=1)
 
-    async def health():
-        return {"weight_version": 7}
-
-    actor._engine.async_update_weights, actor._engine.async_health = update, health
+    actor._keeper.engine.async_update_weights = update
     await actor.begin_step(3, requests=1)
     await actor.update_weights([])
     await actor.update_weights([])
     ((sample,),) = await actor.generate_batch([[1]], sampling={"max_new_tokens": 2})
-    assert (sample.weight_version_begin, sample.weight_version_end) == (7, 7)
+    assert (sample.weight_version_begin, sample.weight_version_end) == (2, 2)
     report = await actor.end_step()
     await actor.begin_step(4)
     assert actor.progress() == {"total": 0, "done": 0, "inflight": 0}

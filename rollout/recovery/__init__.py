@@ -1,0 +1,1 @@
+"""What RolloutActor does when its engine dies: keep what was promised, start again, go on."""
