@@ -165,6 +165,7 @@ def test_a_chat_streams_what_it_answers_at_once(server):
         ({"input_ids": [5], "sampling_params": {"sampling_seed": 1}}, "seeded=True"),
         ({"input_ids": [5], "rid": "HEALTH_CHECK_1"}, "SGLang takes ids"),
         ({"input_embeds": [[0.0] * 64]}, "input_embeds is not supported"),
+        ({"input_ids": [5], "custom_logit_processor": '{"callable": "80"}'}, "custom_logit_processor is not supported"),
         ({"text": "a", "input_ids": [5]}, "either input_ids or prompt"),
     ],
 )

@@ -1,4 +1,7 @@
-"""Each place of ours that unpickles or evaluates what it is given (docs/security.md says who gives it)."""
+"""Each place of ours that unpickles or evaluates what it is given (docs/security.md says who gives it).
+
+torch's collectives of objects unpickle too: they are among an engine's ranks, and not listed here.
+"""
 
 import ast
 from pathlib import Path
