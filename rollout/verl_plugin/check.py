@@ -4,6 +4,7 @@ from typing import Any
 
 from omegaconf import DictConfig, open_dict
 
+from moebius_engine.layout.heads import holders_per_head
 from moebius_engine.layout.shape import ModelShape, check_ranks
 from rollout.verl_plugin import settings
 
@@ -20,7 +21,7 @@ def validate_config(upstream, config: DictConfig, *args: Any, **kwargs: Any) -> 
 
 
 def check(config: DictConfig) -> None:
-    """Raises ValueError for a configuration that a moebius rollout cannot honour."""
+    """Raises ValueError for a configuration that a moebius rollout cannot honour; says what it has less room for."""
     found = settings.read(config.actor_rollout_ref.rollout)
     model = config.actor_rollout_ref.model
     lora = model.get("lora") or {}
@@ -32,7 +33,15 @@ def check(config: DictConfig) -> None:
         )
     if not config.trainer.use_v1:
         raise ValueError("trainer.use_v1=False: rollout.name=moebius runs with verl's V1 trainer")
-    check_ranks(_shape(model), found.ranks)
+    shape = _shape(model)
+    check_ranks(shape, found.ranks)
+    holders = holders_per_head(shape.kv_heads, found.ranks)
+    if holders > 1:
+        print(
+            f"moebius: {found.ranks} ranks hold the model's {shape.kv_heads} KV heads {holders} times in TP, so TP has "
+            f"room for 1/{holders} of EP's tokens. A switch to TP with more in flight is refused, and counted in "
+            "moebius/refused_switches"
+        )
 
 
 def _shape(model: DictConfig) -> ModelShape:

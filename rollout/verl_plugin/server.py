@@ -5,6 +5,7 @@ engine's door and belong to no step. The address that verl knows a replica by is
 """
 
 import contextlib
+import itertools
 from typing import Any
 
 from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
@@ -15,6 +16,7 @@ from verl.workers.rollout.sglang_rollout.async_sglang_server import SGLangHttpSe
 from moebius_engine.engine import SwitchingEngine
 from moebius_engine.sglang import arguments as server_arguments
 from moebius_engine.telemetry import StepReport, UpdateRecord
+from rollout.replay.dump import RequestDump
 from rollout.verl_plugin import settings
 from rollout.verl_plugin.seeds import Seeds
 from rollout.verl_plugin.steps import Steps
@@ -27,6 +29,7 @@ class MoebiusServer(SGLangHttpServer):
     engine: SwitchingEngine
     steps: Steps
     seeds: Seeds
+    dump: RequestDump | None
 
     async def launch_server(self, master_address: str | None = None, master_port: int | None = None) -> None:
         """Starts the engine. Raises ValueError for settings or a model that do not fit, before its processes start."""
@@ -36,10 +39,15 @@ class MoebiusServer(SGLangHttpServer):
             "base_gpu_id": self.base_gpu_id,
             "port": _free_port(self.replica_rank),
         }
+        # Before the engine: a folder that cannot be made must not leave processes behind.
+        self.dump = None
+        if found.dump_dir is not None:
+            self.dump = RequestDump(found.dump_dir / f"replica_{self.replica_rank}")
         self.engine = SwitchingEngine(
             str(self.model_config.local_path), ranks=found.ranks, switch=found.switch, **arguments | found.server_args
         )
-        self.steps = Steps(self.engine)
+        self.steps = Steps(self.engine, self.dump)
+        self._numbers = itertools.count()  # of the requests, as they are sent
         self.seeds = Seeds(self.config.seed)
         self.tokenizer_manager = self.engine.tokenizer_manager
         self._server_port = self.engine.server_args.port
@@ -67,6 +75,7 @@ class MoebiusServer(SGLangHttpServer):
         with_logprobs = sampling.pop("logprobs", False)
         sampling["max_new_tokens"] = self._budget(len(prompt_ids), sampling)
         async with self.steps.request(self._step) as lengths:
+            number = next(self._numbers)
             version = self.global_steps  # of the weights; they stay until this request has ended (update_bucket)
             if self.engine.config.seeded:
                 sampling["sampling_seed"] = self.seeds.draw(prompt_ids, self._step())
@@ -74,7 +83,9 @@ class MoebiusServer(SGLangHttpServer):
                 input_ids=list(prompt_ids), sampling_params=sampling, rid=request_id, return_logprob=with_logprobs
             )
             lengths.append(len(answer["output_ids"]))
-        reason = answer["meta_info"]["finish_reason"]
+            reason = answer["meta_info"]["finish_reason"]
+            if self.dump is not None:
+                self.dump.write(number, request_id, prompt_ids, answer["output_ids"], sampling, reason)
         if reason["type"] == "abort" and reason["message"] != _ABORTED:
             error = ValueError if reason.get("status_code") == 400 else RuntimeError
             raise error(f"request {request_id}: {reason['message']}")

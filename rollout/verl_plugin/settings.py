@@ -1,6 +1,7 @@
 """Settings of a moebius rollout, from verl's `actor_rollout_ref.rollout`; what does not fit is refused by name."""
 
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -8,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 from moebius_engine.config import SwitchConfig
 from moebius_engine.sglang import arguments as server_arguments
 
-KEYS = ("ranks", *(field.name for field in fields(SwitchConfig)))
+KEYS = ("ranks", "dump_dir", *(field.name for field in fields(SwitchConfig)))
 """Keys of rollout.engine_kwargs.moebius."""
 
 # Setting of `rollout` → (the one value that works, why).
@@ -24,19 +25,21 @@ _ONLY = {
 
 @dataclass(frozen=True)
 class Settings:
-    """ranks: P. switch: when and how to switch. server_args: SGLang's, as the user gave them."""
+    """ranks: P. switch: when and how to switch. server_args: SGLang's, as the user gave them. dump_dir: where the
+    requests of each step are written, in a folder a replica; None for nowhere."""
 
     ranks: int
     switch: SwitchConfig
     server_args: dict[str, Any]
+    dump_dir: Path | None = None
 
 
 def read(rollout: Any) -> Settings:
     """Settings of `actor_rollout_ref.rollout`, hydra's DictConfig or verl's RolloutConfig.
 
     P is what verl counts as one replica, tensor_model_parallel_size * data_parallel_size. engine_kwargs.moebius may
-    repeat it as `ranks`, and has the fields of SwitchConfig. engine_kwargs.sglang: SGLang's server arguments.
-    Raises ValueError for an unknown key, and for what a moebius rollout cannot honour.
+    repeat it as `ranks`, and has `dump_dir` and the fields of SwitchConfig. engine_kwargs.sglang: SGLang's server
+    arguments. Raises ValueError for an unknown key, and for what a moebius rollout cannot honour.
     """
     for path, (value, why) in _ONLY.items():
         if (given := _at(rollout, path, value)) != value:
@@ -61,12 +64,13 @@ def read(rollout: Any) -> Settings:
             "rollout.engine_kwargs.sglang.enable_memory_saver=True: a switching engine's memory is an arena of its "
             "own; leave it out"
         )
+    dump_dir = ours.pop("dump_dir", None)
     switch = SwitchConfig(**ours)
     if switch.policy == "off":
         raise ValueError(
             "engine_kwargs.moebius.policy='off' is stock SGLang: use rollout.name=sglang, or policy='ep' or 'tp'"
         )
-    return Settings(ranks, switch, server_args)
+    return Settings(ranks, switch, server_args, None if dump_dir is None else Path(dump_dir))
 
 
 def engine_arguments(rollout: Any, device: str) -> dict[str, Any]:

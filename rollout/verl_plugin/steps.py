@@ -12,13 +12,15 @@ from typing import Any
 
 from moebius_engine.telemetry import StepReport, UpdateRecord
 from rollout.phases import step_report
+from rollout.replay.dump import RequestDump
 
 
 class Steps:
-    """Drives begin_step and end_step of an engine. `engine` has SwitchingEngine's config, async_begin_step and
-    async_end_step."""
+    """Drives begin_step and end_step of an engine and begin and end of a dump. `engine` has SwitchingEngine's config,
+    async_begin_step and async_end_step."""
 
-    def __init__(self, engine: Any):
+    def __init__(self, engine: Any, dump: RequestDump | None = None):
+        self._dump = dump
         self._engine, self._timeout_s = engine, engine.config.timeout_s
         self._turn = asyncio.Condition()  # one begin or end at a time
         self._paused = False
@@ -40,8 +42,11 @@ class Steps:
         async with self._turn:
             await self._turn.wait_for(lambda: not self._paused)
             if not self._open:
-                await self._engine.async_begin_step(step())
+                number = step()
+                await self._engine.async_begin_step(number)
                 self._open, self._lengths = True, []
+                if self._dump is not None:
+                    self._dump.begin(number)
             self._live += 1
             self._idle.clear()
         try:
@@ -77,6 +82,8 @@ class Steps:
                 return
             trace = await self._engine.async_end_step()
             self._open = False
+            if self._dump is not None:
+                self._dump.end()
             if keep:
                 self._reports.append(step_report(trace, self._lengths, self._engine.config.high))
 

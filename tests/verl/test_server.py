@@ -12,6 +12,7 @@ from sglang.srt.utils import MultiprocessingSerializer
 from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient
 from verl.workers.rollout.replica import RolloutMode, TokenOutput
 
+from rollout.replay.workload import read_workloads
 from rollout.verl_plugin.adapter import ServerCalls
 from rollout.verl_plugin.cpu.train import compose
 from rollout.verl_plugin.server import MoebiusServer
@@ -27,8 +28,13 @@ def model(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def config(model):
-    kwargs = "+actor_rollout_ref.rollout.engine_kwargs.moebius={threshold:10,timeout_s:60}"
+def dump_dir(tmp_path_factory):
+    return tmp_path_factory.mktemp("requests")
+
+
+@pytest.fixture(scope="module")
+def config(model, dump_dir):
+    kwargs = f"+actor_rollout_ref.rollout.engine_kwargs.moebius={{threshold:10,timeout_s:60,dump_dir:{dump_dir}}}"
     return compose(
         [
             f"actor_rollout_ref.model.path={model}",
@@ -92,6 +98,14 @@ async def test_a_step_begins_in_ep_switches_and_is_reported_once(server):
     assert 0 < report.inflight_at_switch < 10 and report.longest_response == 24
     assert report.switch_records[0].source == "ep"
     assert updates == []
+
+
+async def test_a_steps_requests_are_written_for_replay(server, dump_dir):
+    outputs = await asyncio.gather(*(generate(server, row) for row in range(4)))
+    await server.end_step()
+    (step,) = read_workloads(dump_dir / "replica_0" / "step_5.jsonl", vocab_size=512)
+    assert step.prompts == [[1, 2, 3 + row] for row in range(4)]
+    assert step.lengths == [len(output.token_ids) for output in outputs]
 
 
 async def test_an_update_ends_the_step_and_the_next_begins_in_ep(server, buckets):

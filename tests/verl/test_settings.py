@@ -24,7 +24,7 @@ def read(tiny_moe, *overrides):
 
 def test_defaults(tiny_moe):
     found = read(tiny_moe)
-    assert (found.ranks, found.switch, found.server_args) == (2, SwitchConfig(), {})
+    assert found == settings.Settings(ranks=2, switch=SwitchConfig(), server_args={}, dump_dir=None)
 
 
 def test_policy_and_server_arguments(tiny_moe):
@@ -33,18 +33,23 @@ def test_policy_and_server_arguments(tiny_moe):
     assert found.server_args == {"page_size": 4}
 
 
+def test_where_requests_are_written(tiny_moe):
+    assert read(tiny_moe, KWARGS + "moebius.dump_dir=runs/requests").dump_dir == Path("runs/requests")
+
+
 def test_verls_dataclass_reads_the_same(tiny_moe):
     rollout = config(tiny_moe, KWARGS + "moebius.threshold=8").actor_rollout_ref.rollout
     assert settings.read(omega_conf_to_dataclass(rollout)) == settings.read(rollout)
 
 
 REFUSED = {
-    KWARGS + "moebius.treshold=8": r"unknown \['treshold'\]; known are \['ranks', 'policy', .*'threshold'",
+    KWARGS + "moebius.treshold=8": r"unknown \['treshold'\]; known are \['ranks', 'dump_dir', 'policy', .*'threshold'",
     KWARGS + "moebius.threshold=0": "threshold=0: at least 1",
     KWARGS + "moebius.policy=off": "policy='off' is stock SGLang: use rollout.name=sglang",
     KWARGS + "moebius.ranks=4": r"ranks=4, but verl gives a replica .* 1 \* 2 = 2 GPUs",
     KWARGS + "sglang.tp_size=2": "tp_size=2: a switching engine sets it",
     KWARGS + "sglang.enable_memory_saver=True": "enable_memory_saver=True",
+    KWARGS + "sglang.api_key=hush": "api_key belongs to an HTTP server, and this engine has none",
     "actor_rollout_ref.rollout.pipeline_model_parallel_size=2": "pipeline_model_parallel_size=2: only 1 works",
     "actor_rollout_ref.rollout.expert_parallel_size=4": "expert_parallel_size=4: .* all 2 ranks",
     "actor_rollout_ref.rollout.disaggregation.enabled=True": "disaggregation.enabled=True: only False works",
@@ -73,6 +78,15 @@ def test_tied_embeddings_are_refused_before_ray_starts(tiny_moe, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(found | {"tie_word_embeddings": True}))
     with pytest.raises(ValueError, match="tie_word_embeddings=True"):
         check.check(config(str(tmp_path)))
+
+
+@pytest.mark.parametrize(("kv_heads", "told"), [(1, "1 KV heads 2 times in TP, so TP has room for 1/2 of"), (2, "")])
+def test_that_tp_has_less_room_is_said_before_ray_starts(tiny_moe, tmp_path, capsys, kv_heads, told):
+    found = json.loads((Path(tiny_moe) / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(found | {"num_key_value_heads": kv_heads}))
+    check.check(config(str(tmp_path)))
+    said = capsys.readouterr().out
+    assert told in said and bool(told) == ("KV heads" in said)
 
 
 def test_other_rollouts_are_left_alone(tiny_moe):

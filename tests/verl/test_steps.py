@@ -6,6 +6,7 @@ import pytest
 
 from moebius_engine.config import SwitchConfig
 from moebius_engine.telemetry import UpdateRecord
+from rollout.replay.dump import RequestDump
 from rollout.verl_plugin.steps import Steps
 from tests.unit.test_phases import trace
 
@@ -118,3 +119,15 @@ async def test_a_validation_is_no_step_and_keeps_the_update(engine, steps):
     await respond(steps, 1, 4, release)
     await steps.end(keep=False)
     assert steps.take() == ([], [update])
+
+
+async def test_a_steps_requests_are_written_to_a_file_of_their_own(engine, tmp_path):
+    dump = RequestDump(tmp_path)
+    steps = Steps(engine, dump)
+    for number in (1, 2):
+        async with steps.request(lambda number=number: number):
+            dump.write(number, f"r{number}", [5], [6, 7], {"temperature": 1.0}, {"type": "stop"})
+        await steps.end()
+        dump.write(9, "late", [5], [6], {}, {"type": "stop"})  # between two steps: left out
+    files = {path.name: len(path.read_text().splitlines()) for path in tmp_path.iterdir()}
+    assert files == {"step_1.jsonl": 1, "step_2.jsonl": 1}
