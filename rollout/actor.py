@@ -18,7 +18,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from moebius_engine.config import SwitchConfig
 from moebius_engine.prometheus import HealthCollector
-from moebius_engine.telemetry import StepReport, UpdateRecord
+from moebius_engine.switch.faults import Fault
+from moebius_engine.telemetry import StepReport, SwitchRecord, UpdateRecord
 from moebius_engine.vitals import EngineDead
 from rollout.metrics import JsonLinesSink, Sink, WandbSink
 from rollout.phases import step_report
@@ -253,6 +254,14 @@ class RolloutActor:
         if self._step.number is not None:
             await engine.async_begin_step(self._step.number, len(self._journal))
             self._step.begun_again(sum(self._lengths) + self._journal.tokens(), len(self._journal))
+
+    async def switch(self, layout: str) -> SwitchRecord | None:
+        """SwitchingEngine.async_switch; by the next engine, if one dies under it."""
+        return await self._keeper.run(lambda engine: engine.async_switch(layout))
+
+    async def inject(self, fault: Fault) -> None:
+        """SwitchingEngine.async_inject: needs SwitchConfig(inject_faults=True)."""
+        await self._keeper.run(lambda engine: engine.async_inject(fault))
 
     async def begin_step(self, step: int, requests: int | None = None) -> None:
         """Starts a rollout step; `requests` is how many samples will be asked for, if known."""

@@ -15,6 +15,7 @@ from rollout.replay_cli import replay_command
 from rollout.report_cli import report_command
 from rollout.serve_cli import serve_command
 from rollout.simulate_cli import simulate_command
+from rollout.soak_cli import soak_command
 from rollout.train_cli import train_command
 
 # Plain messages: an error is one line that begins with "Error:", also in a log.
@@ -89,6 +90,7 @@ app.command("train")(train_command)
 app.command("replay")(replay_command)
 app.command("serve")(serve_command)
 app.command("simulate")(simulate_command)
+app.command("soak")(soak_command)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from moebius_engine.config import SwitchConfig
 from moebius_engine.layout import Layout
+from moebius_engine.vitals import EngineDead
 from rollout.checksum import Digests, checksum
 from rollout.findings import Answer, Findings
 from rollout.forced import ForcedFindings
@@ -116,8 +117,13 @@ def run(
             config = SwitchConfig(policy="ep", check_bytes=True, timeout_s=DEADLINE_S, share_gpu=share_gpu)
             with _engine(model, ranks, dtype, config) as engine:
                 switcher = _switch_all(engine, switches, fresh, findings, lambda: progress.advance(task))
-                numbered = engine.loop.run_until_complete(_feed_while(engine, requests, chosen, streams, switcher))
-                if isinstance(findings, ForcedFindings):
+                numbered: list[tuple[int, Answer]] = []
+                feeding = _feed_while(engine, requests, chosen, streams, switcher)
+                try:
+                    numbered = engine.loop.run_until_complete(feeding)
+                except* EngineDead as dead:
+                    findings.faults.append(str(dead.exceptions[0]))
+                if isinstance(findings, ForcedFindings) and numbered:
                     numbers, answers = zip(*numbered, strict=True)
                     findings.add_switched(numbers, answers, _read(engine, [requests[n] for n in numbers], answers))
             if exact:

@@ -31,6 +31,7 @@ from moebius_engine.sglang.cpu import environment
 RANKS, REQUESTS, TOKENS = 2, 32, 64
 COUNTS = [32, 128, 512, 2048]
 SWITCHES = 10
+STOPPED_S = 3600.0  # whoever waits shows no sign of life
 
 
 def main(
@@ -55,10 +56,14 @@ def main(
 
 
 def _compare(model: str, layout: str, pairs: int) -> dict:
-    static = SwitchConfig(policy="off", static_layout=layout)
+    static = SwitchConfig(policy="off", static_layout=layout, silent_s=STOPPED_S)
     contestants: dict[str, Contestant] = {}
     try:
-        for name, config in (("stock", static), ("ours", SwitchConfig(policy=layout)), ("control", static)):
+        for name, config in (
+            ("stock", static),
+            ("ours", SwitchConfig(policy=layout, silent_s=STOPPED_S)),
+            ("control", static),
+        ):
             contestants[name] = Contestant(model, config)
         rates = []
         for turn in range(pairs):

@@ -15,7 +15,7 @@ from moebius_engine.transfer.base import Corrupted, LayerMove, Tensors
 EVERY = 61
 """One of so many layer moves is compared: a prime, so that all layers of a model have their turns."""
 
-_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
+_WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}  # by bytes
 _ROWS = 4096  # of KV that are gathered at once
 
 
@@ -59,8 +59,14 @@ def sums(blocks: Sequence[Block], rank: int, ranks: int, move: LayerMove, sent: 
         if here == rank:
             assert index is not None  # a rank knows its own rows
             for piece in _pieces(views, block.tensor, index):
-                found[there] += piece.view(_WORDS[piece.element_size()]).sum(dtype=torch.int64)
+                found[there] += piece.view(_word(piece)).sum(dtype=torch.int64)
     return found
+
+
+def _word(piece: torch.Tensor) -> torch.dtype:
+    """The widest words that rows of this length consist of: the same at both ends, and adding them costs no more."""
+    width = piece.shape[-1] * piece.element_size()
+    return next(word for size, word in _WORDS.items() if width % size == 0 and size >= piece.element_size())
 
 
 def _pieces(views: Tensors, tensor: str, index: Index) -> Iterator[torch.Tensor]:

@@ -54,10 +54,18 @@ def test_a_fault_is_undone_and_the_next_switch_goes(checking, undisturbed, sourc
     assert logprob_difference(run.answers, undisturbed) < 1e-4
 
 
-@pytest.mark.parametrize("at", ["share", "move_weights", "move_kv", "commit"])
-def test_a_slow_rank_is_waited_for(checking, undisturbed, at):
+WAITED_FOR = [
+    Fault("slow", at, rank=number % 2, seconds=0.4)
+    for number, at in enumerate(
+        ["settle", "share", "reserve", "move_weights", "prepare", "move_kv", "finish", "verify", "commit"]
+    )
+]
+
+
+@pytest.mark.parametrize("fault", WAITED_FOR, ids=lambda fault: fault.at)
+def test_a_slow_rank_is_waited_for(checking, undisturbed, fault):
     checking.switch("ep")
-    checking.inject(Fault("slow", at, rank=1, seconds=0.5))
+    checking.inject(fault)
     run = switched_run(checking, ["tp"], **REQUEST)
     assert run.records[0].refused is None
     assert run.tokens == [answer["output_ids"] for answer in undisturbed]

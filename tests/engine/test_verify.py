@@ -45,7 +45,7 @@ def test_an_honest_engine_passes():
 @pytest.mark.parametrize(
     ("fault", "committed", "reason"),
     [
-        ("kv", 2, "switch 3 to tp was refused: rolled back: rank 0: KV of"),
+        ("kv", 2, "rolled back, but rank 0: KV is not what it was before the switch"),
         ("weights", 6, "weights after switch 5 to tp, rank 0: model.layers.0.mlp.experts.w13_weight differs"),
     ],
 )
