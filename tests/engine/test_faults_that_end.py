@@ -60,14 +60,15 @@ def undisturbed(actor, runner):
 @pytest.mark.parametrize("fault", ENDING, ids=lambda fault: f"{fault.kind}-{fault.at}")
 def test_the_engine_ends_and_the_next_one_ends_the_requests(actor, runner, undisturbed, fault):
     async def go():
-        before = (await actor.health())["restarts"]
+        health = await actor.health()
+        before, target = health["restarts"], "tp" if health["layout"] == "ep" else "ep"
         batch = asyncio.create_task(actor.generate_batch(prompts(8), sampling=SAMPLING))
         while not (await actor.health())["inflight"]:
             await asyncio.sleep(0.05)
         if fault.at == "roll_back":
             await actor.inject(Fault("refuse", "verify"))
         await actor.inject(fault)
-        await actor.switch("tp")  # by the next engine, once the first has died of it
+        await actor.switch(target)  # by the next engine, once the first has died of it
         samples = await batch
         health = await actor.health()
         return samples, health["restarts"] - before, health["died_of"]
