@@ -131,9 +131,10 @@ class Watch(SubprocessWatchdog):
             for process, name in zip(self._processes, self._names, strict=True)
             if not process.is_alive()
         ]
-        return (
-            killed + failed + ([] if killed else vanished) or others or self._judge.look(self._vitals, time.monotonic())
-        )
+        ended = killed + failed or others
+        if not killed:
+            ended += vanished  # whom a dying controller takes with it, or the cause
+        return ended or self._judge.look(self._vitals, time.monotonic())
 
     # ---- in any thread
 

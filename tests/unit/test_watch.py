@@ -126,6 +126,11 @@ def test_the_cause_is_named_and_not_what_follows(start):
         vital.beat_s = time.monotonic()
     vitals[0].pid = vitals[1].pid = 1 << 22  # above any pid
     assert findings(watch).count("has ended; its exit code is not known") == 2
+    processes[1].kill()
+    processes[1].join()
+    assert findings(watch).startswith(
+        f"detokenizer (pid {processes[1].pid}) was ended by SIGKILL (exit code -9); rank 0"
+    )
     vitals[0].failure = b"RuntimeError: Connection reset by peer"
     assert findings(watch).startswith("rank 0 (pid 4194304) failed: RuntimeError")
     assert "rank 1 (pid 4194304) has ended" in findings(watch)  # perhaps the cause
