@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)
 
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
 ROWS = [[20 + row, *range(30, 36)] for row in range(10)]
-LENGTHS = [12] * 4 + [85, 88, 91, 94, 97, 100]  # the long ones are reported once before they end
+LENGTHS = [12] * 4 + [85, 88, 91, 94, 120, 130]  # the long ones are reported once before they end
 SERVER = {"skip_tokenizer_init": True, "random_seed": 0, "max_total_tokens": 8192, "context_length": 2048}
 
 
@@ -107,24 +107,26 @@ async def test_a_rank_that_is_killed(actor, undisturbed):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("who", "how", "error"),
+    ("who", "how", "layout", "error"),
     [
-        ("rank", signal.SIGSTOP, r"rank 1 .* no sign of life for 8"),
-        ("detokenizer", signal.SIGKILL, "detokenizer .* was ended by SIGKILL"),
-        (
-            "controller",
-            signal.SIGKILL,
-            "the data-parallel controller .* was ended by SIGKILL",
-        ),
+        ("rank", signal.SIGKILL, "tp", "rank 1 .* was ended by SIGKILL"),
+        ("rank", signal.SIGSTOP, "ep", r"rank 1 .* no sign of life for 8\."),
+        ("detokenizer", signal.SIGKILL, "ep", "detokenizer .* was ended by SIGKILL"),
+        ("controller", signal.SIGKILL, "ep", "the data-parallel controller .* was ended by SIGKILL"),
     ],
 )
-async def test_any_process_that_ends_or_stops(actor, undisturbed, who, how, error):
+async def test_any_process_that_ends_or_stops(actor, undisturbed, who, how, layout, error):
     async def hit():
         engine = await in_mid_decode(actor)
+        async with asyncio.timeout(60):
+            while (await engine.async_health())["layout"] != layout:
+                await asyncio.sleep(0.01)
         os.kill(pid_of(engine, who), how)
         assert re.search(error, str(await asyncio.wait_for(engine.async_wait_dead(), 10)))
 
-    same(await step_of(actor, hit), undisturbed)
+    samples = await step_of(actor, hit)
+    same(samples, undisturbed)
+    assert any(sample.resumed for sample in samples)
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from moebius_engine.sglang.heartbeat import report_exits
 from moebius_engine.sglang.watch import Watch
 from moebius_engine.vitals import EngineDead, make_vitals
 
-SPAWN = multiprocessing.get_context("spawn")
+FORK = multiprocessing.get_context("fork")  # at once; the children only sleep
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def start():
     started = []
 
     def make(silent_s=60.0, dp_size=2):
-        processes = [SPAWN.Process(target=time.sleep, args=(600,)) for _ in range(2)]
+        processes = [FORK.Process(target=time.sleep, args=(600,)) for _ in range(2)]
         for process in processes:
             process.start()
         started.extend(processes)
@@ -147,9 +147,9 @@ def test_a_rank_without_a_controller_is_named_with_its_exit_code(start):
     watch, processes, vitals = start(dp_size=1)
     watch.stop()
     vitals[0].pid = processes[0].pid
-    processes[0].terminate()
+    processes[0].kill()
     processes[0].join()
-    assert findings(watch) == f"rank 0 (pid {processes[0].pid}) was ended by SIGTERM (exit code -15)"
+    assert findings(watch) == f"rank 0 (pid {processes[0].pid}) was ended by SIGKILL (exit code -9)"
 
 
 async def test_silence_is_a_death(start):
@@ -160,7 +160,7 @@ async def test_silence_is_a_death(start):
 
 def test_a_parent_writes_down_how_its_child_ended(monkeypatch):
     vitals = make_vitals(2)
-    child = SPAWN.Process(target=time.sleep, args=(600,))
+    child = FORK.Process(target=time.sleep, args=(600,))
     child.start()
     vitals[1].pid = child.pid
 
