@@ -13,7 +13,8 @@ from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX
 from sglang.srt.sampling.sampling_params import TOP_K_ALL, SamplingParams
 
 _KNOWN = frozenset(inspect.signature(SamplingParams.__init__).parameters) - {"self"}
-_UNSUPPORTED = ("json_schema", "regex", "ebnf", "structural_tag", "custom_params")
+_UNSUPPORTED = ("custom_params",)
+_GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
 _NUMBERS = ("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty")
 _FLAGS = ("ignore_eos", "skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim")
 _NEEDS_TOKENIZER = ("stop", "stop_regex", "min_new_tokens")
@@ -44,6 +45,7 @@ class Limits(NamedTuple):
     prompt_tokens: int
     context_tokens: int
     has_tokenizer: bool = True
+    has_grammars: bool = True  # a grammar back end
     seeded: bool = False  # SwitchConfig.seeded
 
 
@@ -84,7 +86,12 @@ def check_sampling(params: Any, prompt_tokens: int, limits: Limits) -> str | Non
     for name in _UNSUPPORTED:
         if name in given:
             return f"sampling_params.{name} is not supported by a switching engine: its state has no rule for a switch"
-    message = _check_scalars(given) or _check_stops(given, limits) or _check_logit_bias(given, limits)
+    message = (
+        _check_scalars(given)
+        or _check_stops(given, limits)
+        or _check_logit_bias(given, limits)
+        or _check_grammars(given, limits)
+    )
     if message:
         return message
     if "sampling_seed" in given and not limits.seeded:
@@ -181,6 +188,16 @@ def _check_logit_bias(given: Mapping[str, Any], limits: Limits) -> str | None:
         if abs(value) > _MOST_LOGIT_BIAS:
             return f"{name}={_show(value)} must lie between {-_MOST_LOGIT_BIAS} and {_MOST_LOGIT_BIAS}"
     return None
+
+
+def _check_grammars(given: Mapping[str, Any], limits: Limits) -> str | None:
+    asked = [name for name in _GRAMMARS if given.get(name) is not None]
+    for name in asked:
+        if not isinstance(given[name], str) or not given[name]:
+            return f"sampling_params.{name}={_show(given[name])} must be a string of at least one character"
+        if not limits.has_grammars:
+            return f"sampling_params.{name} needs an engine with a grammar back end: start it with grammar_backend=..."
+    return f"sampling_params: {asked} are given, and a request has one of them" if len(asked) > 1 else None
 
 
 def _check_tokens(tokens: Any, name: str, limits: Limits) -> str | None:

@@ -66,7 +66,7 @@ def _state(scheduler) -> dict[str, Any]:
     return {
         "layout": scheduler.layout.value,
         "inflight": len(scheduler.requests_in_flight()),
-        "waiting": len(scheduler.waiting_queue),
+        "waiting": len(scheduler.waiting_queue) + len(scheduler.grammar_manager),
         "prefilling": len(scheduler.parked) + (scheduler.chunked_req is not None),
         "paused": scheduler._engine_paused,
         "weights_valid": scheduler.tp_worker.weights.complete,

@@ -185,6 +185,7 @@ def _limits(engine) -> Limits:
         prompt_tokens=engine._scheduler_init_result.scheduler_infos[0]["max_req_input_len"] - 1,
         context_tokens=engine.context_len,
         has_tokenizer=not arguments.skip_tokenizer_init,
+        has_grammars=not arguments.skip_tokenizer_init and arguments.grammar_backend != "none",
         seeded=engine.config.seeded,
     )
 

@@ -31,14 +31,18 @@ class Handover:
     retracted: list[Req] = field(default_factory=list)
 
 
+def say(roster: Roster, ratio: float) -> Any:
+    """This rank's part of `share`."""
+    try:
+        return {state: requests.pack(getattr(roster, state)) for state in _STATES}, roster.penalties, ratio
+    except Exception as error:
+        return RuntimeError(f"requests cannot be packed: {error!r}")
+
+
 def share(roster: Roster, ratio: float, group: dist.ProcessGroup) -> list[Any]:
     """EP → TP: what every rank says of its requests, in rank order. Collective. A rank that cannot pack its requests
     still takes part: it sends the exception, which `gather` raises."""
-    try:
-        mine: Any = ({state: requests.pack(getattr(roster, state)) for state in _STATES}, roster.penalties, ratio)
-    except Exception as error:
-        mine = RuntimeError(f"requests cannot be packed: {error!r}")
-    return exchange(mine, group)
+    return exchange(say(roster, ratio), group)
 
 
 def gather(roster: Roster, everyone: Sequence[Any], rank: int, tokenizer) -> Handover:
@@ -96,6 +100,12 @@ def divide(roster: Roster, ratio: float, rank: int, ranks: int, capacity: Capaci
         ratio,
         retracted,
     )
+
+
+def rows_to_fill(prefilling: Sequence[Req], page_size: int) -> int:
+    """KV rows that half-prefilled requests will still take, in whole pages."""
+    ends = [(req.kv_committed_len, prompt_tokens(req)) for req in prefilling]
+    return sum((-(-last // page_size) - -(-first // page_size)) * page_size for first, last in ends)
 
 
 def prompt_tokens(req: Req) -> int:

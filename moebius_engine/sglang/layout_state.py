@@ -10,6 +10,7 @@ from sglang.srt.layers.moe.utils import initialize_moe_config
 from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
 
 from moebius_engine.layout import Layout
+from moebius_engine.sglang import grammars
 
 # Module → globals whose value depends on the layout (shared by the whole process).
 LAYOUT_GLOBALS: dict[str, tuple[str, ...]] = {
@@ -121,4 +122,5 @@ class LayoutState:
         )
         scheduler.policy.tree_cache = self.tree
         scheduler.session_controller.tree_cache = self.tree
+        grammars.follow_layout(scheduler)
         scheduler.layout = self.layout

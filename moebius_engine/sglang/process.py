@@ -13,6 +13,7 @@ from sglang.srt.server_args import ServerArgs
 
 from moebius_engine.config import SwitchConfig
 from moebius_engine.sglang import hooks, rendezvous
+from moebius_engine.sglang.dispatch import DISPATCH_HOOKS
 from moebius_engine.sglang.heartbeat import heartbeat_hooks, report_exits
 from moebius_engine.vitals import RankVitals
 
@@ -69,12 +70,17 @@ def _chosen(config: SwitchConfig, server_args: ServerArgs) -> list[hooks.Hook]:
         chosen += FP32_HOOKS
     if config.seeded:
         chosen += SEED_HOOKS
+    if server_args.device == "cpu" and server_args.grammar_backend == "xgrammar":
+        from moebius_engine.sglang.cpu.grammar import XGRAMMAR_HOOKS
+
+        chosen += XGRAMMAR_HOOKS
     return chosen
 
 
 def run_controller(vitals: Sequence[RankVitals], *args, **kwargs) -> None:
     """Run SGLang's data-parallel controller process, which upstream starts without loading plug-ins."""
     load_plugins()
+    hooks.apply(DISPATCH_HOOKS)
     threading.Thread(target=report_exits, args=(vitals,), name="exits", daemon=True).start()
     data_parallel_controller.run_data_parallel_controller_process(*args, **kwargs)
 

@@ -30,11 +30,11 @@ CARRIED = _names(
     """
 )
 
-# Made anew where the request lands: pool slots, tree nodes, what the scheduler computes before each use.
+# Made anew where the request lands: pool slots, tree nodes, grammars, what the scheduler computes before each use.
 REBUILT = _names(
     """
     req_pool_idx prefix_indices last_node last_host_node best_match_node fill_ids host_hit_length
-    storage_hit_length tokenizer metrics_collector time_stats
+    storage_hit_length tokenizer metrics_collector time_stats grammar grammar_key grammar_wait_ct
     """
 )
 
@@ -46,10 +46,10 @@ UNUSED = _names(
     swa_prefix_lock_released mamba_pool_idx mamba_ping_pong_track_buffer mamba_next_track_idx
     mamba_last_track_seqlen mamba_branching_seqlen hidden_states_tensor output_topk_p output_topk_index
     return_routed_experts routed_experts_start_len routed_experts return_indexer_topk indexer_topk
-    customized_info embedding dimensions return_pooled_hidden_states pooled_hidden_state grammar_key grammar
-    grammar_wait_ct spec_verify_ct spec_num_correct_drafts spec_correct_drafts_histogram bootstrap_host
-    bootstrap_port bootstrap_room skip_radix_cache_insert disagg_kv_sender routed_dp_rank disagg_prefill_dp_rank
-    start_send_idx tmp_end_idx metadata_buffer_index dllm_phase dllm_block_offset dllm_config hisparse_staging
+    customized_info embedding dimensions return_pooled_hidden_states pooled_hidden_state spec_verify_ct
+    spec_num_correct_drafts spec_correct_drafts_histogram bootstrap_host bootstrap_port bootstrap_room
+    skip_radix_cache_insert disagg_kv_sender routed_dp_rank disagg_prefill_dp_rank start_send_idx tmp_end_idx
+    metadata_buffer_index dllm_phase dllm_block_offset dllm_config hisparse_staging
     """
 )
 

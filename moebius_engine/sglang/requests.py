@@ -32,7 +32,8 @@ class Packed:
 
     lazy: attributes that only some of them have, by index. prompts: token ids of each distinct one. prompt: each
     request's, an index. outputs, logprobs: generated token ids and their logprobs. logprob_ids: the ids that these
-    belong to, by index, where they are not simply the output's. groups: prefix_groups of the sender.
+    belong to, by index, where they are not simply the output's. queued: when each joined the queue, by which SGLang
+    orders those of one priority (seconds, a clock of the host). groups: prefix_groups of the sender.
     """
 
     fields: Columns
@@ -43,6 +44,7 @@ class Packed:
     outputs: tuple[array, array]
     logprobs: tuple[array, array]
     logprob_ids: dict[int, Any]
+    queued: array
     groups: list[int]
 
 
@@ -97,6 +99,7 @@ def pack(reqs: Sequence[Req]) -> Packed | None:
             for index, req in enumerate(reqs)
             if req.output_token_logprobs_idx != req.output_ids
         },
+        queued=array("d", [req.time_stats.wait_queue_entry_time for req in reqs]),
         groups=groups,
     )
 
@@ -111,15 +114,15 @@ def unpack(packed: Packed | None, tokenizer) -> list[Req]:
     states = columns.unpack(packed.fields, {**_FRESH, "tokenizer": tokenizer})
     sampling = columns.unpack(packed.sampling, {})
     prompts, outputs, logprobs = map(columns.unpack_lists, (packed.prompts, packed.outputs, packed.logprobs))
-    rows = zip(states, packed.prompt, outputs, logprobs, sampling, strict=True)
-    for state, prompt, output, logprob, params in rows:
+    rows = zip(states, packed.prompt, outputs, logprobs, sampling, packed.queued, strict=True)
+    for state, prompt, output, logprob, params, queued in rows:
         # The two differ for images only, which are refused.
         state["origin_input_ids"] = state["origin_input_ids_unpadded"] = prompts[prompt].copy()
         state["output_ids"], state["output_token_logprobs_idx"] = output, output.copy()
         state["output_token_logprobs_val"] = logprob
         state["fill_ids"], state["spec_correct_drafts_histogram"] = [], []
         state["sampling_params"] = _with_state(SamplingParams, params)
-        state["time_stats"] = _with_state(SchedulerReqTimeStats, times.copy())
+        state["time_stats"] = _with_state(SchedulerReqTimeStats, times | {"wait_queue_entry_time": queued})
     for index, attributes in packed.lazy.items():
         states[index].update(attributes)
     for index, ids in packed.logprob_ids.items():

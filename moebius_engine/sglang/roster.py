@@ -17,13 +17,17 @@ class Roster:
 
     running: list[Req] = field(default_factory=list)
     prefilling: list[Req] = field(default_factory=list)  # half-prefilled: KV up to kv_committed_len
-    waiting: list[Req] = field(default_factory=list)  # no KV: new, or retracted with tokens so far
+    waiting: list[Req] = field(default_factory=list)  # no KV: new, or retracted with tokens, or without its grammar yet
     penalties: dict[str, PenaltyState] = field(default_factory=dict)
 
     @property
     def held(self) -> list[Req]:
         """Requests with KV."""
         return self.running + self.prefilling
+
+    @property
+    def all(self) -> list[Req]:
+        return self.held + self.waiting
 
 
 def read_roster(scheduler) -> Roster:
@@ -32,7 +36,7 @@ def read_roster(scheduler) -> Roster:
     return Roster(
         running=list(scheduler.running_batch.reqs),
         prefilling=prefilling + list(scheduler.parked),
-        waiting=list(scheduler.waiting_queue),
+        waiting=scheduler.waiting_queue + scheduler.grammar_manager.grammar_queue,
         penalties=penalties.capture(scheduler.running_batch),
     )
 
@@ -48,7 +52,7 @@ def write_roster(scheduler, roster: Roster) -> None:
     scheduler._chunked_req_scheduled_last_iter = False
     scheduler.parked.clear()
     scheduler.parked.extend(roster.prefilling[1:])
-    scheduler.waiting_queue = list(roster.waiting)
+    scheduler.waiting_queue, scheduler.grammar_manager.grammar_queue = list(roster.waiting), []
     scheduler.last_batch = scheduler.cur_batch = None
 
 

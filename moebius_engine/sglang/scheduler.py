@@ -10,6 +10,8 @@ import zmq
 from sglang.srt.managers.io_struct import (
     AbortReq,
     GetInternalStateReq,
+    GetLoadsReqInput,
+    GetLoadsReqOutput,
     PauseGenerationReqInput,
     ReleaseMemoryOccupationReqInput,
     ReleaseMemoryOccupationReqOutput,
@@ -31,6 +33,7 @@ from sglang.srt.server_args import ServerArgs
 from moebius_engine.config import SwitchConfig
 from moebius_engine.layout import Layout
 from moebius_engine.sglang import commands, footprint
+from moebius_engine.sglang.dispatch import report_load
 from moebius_engine.sglang.inbox import Header, Inbox
 from moebius_engine.sglang.occupation import Occupation, check_tags
 from moebius_engine.sglang.pace import Pace
@@ -78,7 +81,7 @@ class SwitchingScheduler(Scheduler):
         self.occupation = Occupation(self)
         self.tp_worker.before_writing = self._before_weights_are_written
         self._decision: Layout | None = None  # rank 0's, told to all in this step's exchange
-        self._idle_steps = 0
+        self._idle_steps = self._received = 0
         self.tokens_generated = 0
         if self.tp_rank == 0:
             log.info("memory of rank 0:\n%s", footprint.describe(footprint.footprint(self)))
@@ -125,6 +128,7 @@ class SwitchingScheduler(Scheduler):
             if self._decision and self.payoff_check and not self.payoff_check.allows(self._decision, inflight):
                 self._decision = None
         work, control = self._split_work_and_control_reqs(self._drain_sockets())
+        self._received += len(work)
         self.inbox.send(self.layout, work, control, self._header(len(work), len(control)))
         # TP's ranks go in step anyhow, so they wait for the exchange, and need not keep a request until the next. In EP
         # control messages of the last exchange come before requests that its headers do not count.
@@ -155,7 +159,7 @@ class SwitchingScheduler(Scheduler):
     def _header(self, work: int, control: int) -> Header:
         requests, admitted = self.requests_in_flight(), 0 if self.layout == Layout.TP or self._closed else work
         decision = 0 if self._decision is None else 1 + list(Layout).index(self._decision)
-        running = len(requests) - len(self.waiting_queue)
+        running = len(requests) - len(self.waiting_queue) - len(self.grammar_manager)
         skip = 0
         if self.tp_rank == 0:
             arriving = work + control + sum(header.work + header.control for header in self.inbox.headers)
@@ -169,7 +173,8 @@ class SwitchingScheduler(Scheduler):
             requests |= {id(req): req for req in self.last_batch.reqs}
         if self.chunked_req is not None:
             requests[id(self.chunked_req)] = self.chunked_req
-        requests |= {id(req): req for req in (*self.parked, *self.waiting_queue)}
+        queued = (*self.parked, *self.waiting_queue, *self.grammar_manager.grammar_queue)
+        requests |= {id(req): req for req in queued}
         return [req for req in requests.values() if not req.finished()]
 
     def get_next_batch_to_run(self):
@@ -212,6 +217,8 @@ class SwitchingScheduler(Scheduler):
             self.switch_policy.switched(time.monotonic())
             if self.payoff_check and record.running:
                 self.payoff_check.switched(record)
+            if self.layout == Layout.EP:
+                self.stream_output_generation([], False, is_idle_batch=True)  # tells the controller who has how many
         self.trace.switched(record)
         return record
 
@@ -235,14 +242,22 @@ class SwitchingScheduler(Scheduler):
         if self._closed:
             self._end_waiting(lambda req: req.rid == recv_req.rid, self._closed)
 
+    def _add_request_to_queue(self, req: Req, is_retracted: bool = False) -> None:
+        super()._add_request_to_queue(req, is_retracted)
+        if isinstance(req.to_finish, FINISH_ABORT) and not is_retracted:
+            # Found bad on the way, such as what is no grammar. Upstream's answer would fail the whole batch.
+            self._end_waiting(lambda other: other is req, req.to_finish.message)
+
     def _end_waiting(self, hit: Callable[[Req], bool], message: str | None = None) -> None:
         """Abort waiting requests with the tokens that they have: a retracted one may have some.
 
         As a finished request and not by upstream's AbortReq, which drops those tokens and leaves the request in the
         tokenizer's table for ever.
         """
-        ended = [req for req in self.waiting_queue if hit(req)]
+        manager = self.grammar_manager
+        ended = [req for req in (*self.waiting_queue, *manager.grammar_queue) if hit(req)]
         self.waiting_queue = [req for req in self.waiting_queue if not hit(req)]
+        manager.grammar_queue = [req for req in manager.grammar_queue if not hit(req)]
         for req in ended:
             req.finished_reason = FINISH_ABORT(message)
         report(self, ended)
@@ -278,6 +293,12 @@ class SwitchingScheduler(Scheduler):
                 self.payoff_check.finished(req)
         if not batch.forward_mode.is_idle() and (self.layout == Layout.EP or self.tp_rank == 0):
             self.tokens_generated += len(batch.reqs) - done_before
+
+    def get_loads(self, req: GetLoadsReqInput | None = None) -> GetLoadsReqOutput:
+        loads = super().get_loads(req)
+        if self.layout == Layout.EP:  # in TP it does not matter which rank receives a request
+            report_load(loads, held=len(self.requests_in_flight()), received=self._received)
+        return loads
 
     def is_fully_idle(self, for_health_check: bool = False) -> bool:
         return not self.parked and super().is_fully_idle(for_health_check)

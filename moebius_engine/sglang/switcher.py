@@ -17,8 +17,9 @@ from moebius_engine.layout import Layout
 from moebius_engine.layout.partition import Capacity
 from moebius_engine.layout.plan import Block, RowMove, kv_blocks
 from moebius_engine.memory.scratch import Scratch
-from moebius_engine.sglang import handover, kv_rows, placement, requests, row_moves
+from moebius_engine.sglang import grammars, handover, kv_rows, placement, requests, row_moves
 from moebius_engine.sglang.exchange import agree
+from moebius_engine.sglang.grammars import Grammars
 from moebius_engine.sglang.handover import Handover
 from moebius_engine.sglang.kv_check import Digests, differences, kv_digests
 from moebius_engine.sglang.kv_rows import Occupied
@@ -49,6 +50,7 @@ class Plan:
     moves: list[RowMove] = field(default_factory=list)
     blocks: list[Block] = field(default_factory=list)
     landing: Landing | None = None
+    grammars: Grammars = field(default_factory=Grammars)
     before: Digests = field(default_factory=dict)
 
     def own_places(self, rank: int) -> list[Place]:
@@ -148,12 +150,14 @@ class Switcher:
         plan.handover, plan.places = given, [placement.plan_places(held, page) for held in given.held]
         own = plan.own_places(self._rank)
         rows = placement.rows_needed(own, page)
-        rows += sum(handover.prompt_tokens(req) - req.kv_committed_len for req in given.roster.prefilling)
+        rows += handover.rows_to_fill(given.roster.prefilling, page)
         if rows > destination.allocator.size or len(own) > destination.requests.size:
             return (
                 f"{len(own)} requests with {rows} KV rows do not fit into {plan.target}, which holds "
                 f"{destination.requests.size} requests and {destination.allocator.size} rows a rank"
             )
+        # Other ranks may wait for this one: half of what their collectives have.
+        plan.grammars = grammars.build(s.grammar_manager.grammar_backend, given.roster.all, s.config.timeout_s / 2)
         if plan.target == Layout.TP:
             plan.occupied = kv_rows.occupy(destination, own, page)
             plan.moves = row_moves.to_tp(source, self._by_ep_rank(plan), plan.occupied, self._rank)
@@ -224,6 +228,7 @@ class Switcher:
         source.clear()
         destination.select(s)
         s.new_token_ratio = plan.handover.new_token_ratio
+        grammars.hand_out(s.grammar_manager.grammar_backend, plan.handover.roster.all, plan.grammars, plan.target)
         write_roster(s, plan.handover.roster)
         self._switches += 1
         draw_anew(s.random_seed, self._switches, plan.target, self._rank)

@@ -8,6 +8,7 @@ from moebius_engine.sglang.building import BUILDING_HOOKS
 from moebius_engine.sglang.commands import answer_static
 from moebius_engine.sglang.hooks import Hook
 from moebius_engine.sglang.penalties import PENALTY_HOOKS
+from moebius_engine.sglang.priorities import PRIORITY_HOOKS
 from moebius_engine.sglang.scheduler import SwitchingScheduler
 
 
@@ -24,6 +25,7 @@ def switching_hooks(tp_server_args: ServerArgs, config: SwitchConfig) -> tuple[H
         ),
         *BUILDING_HOOKS,
         *PENALTY_HOOKS,
+        *PRIORITY_HOOKS,
     )
 
 

@@ -101,19 +101,22 @@ def test_the_picture_is_what_its_script_draws():
 
 def hook_table() -> str:
     """The table of docs/design.md, made from the hook tables."""
+    from moebius_engine.sglang.cpu.grammar import XGRAMMAR_HOOKS
     from moebius_engine.sglang.cpu.table import CPU_HOOKS
+    from moebius_engine.sglang.dispatch import DISPATCH_HOOKS
     from moebius_engine.sglang.fp32 import FP32_HOOKS
     from moebius_engine.sglang.heartbeat import heartbeat_hooks
     from moebius_engine.sglang.seeds import SEED_HOOKS
     from moebius_engine.sglang.table import STATIC_HOOKS, switching_hooks
 
     groups = {
-        "switching": switching_hooks(None, SwitchConfig()),
+        "switching": (*switching_hooks(None, SwitchConfig()), *DISPATCH_HOOKS),
         "policy `off`": STATIC_HOOKS,
         "every policy": heartbeat_hooks(()),
         "`seeded`": SEED_HOOKS,
         "float32 on a GPU": FP32_HOOKS,
         "CPU": CPU_HOOKS,
+        "xgrammar on a CPU": XGRAMMAR_HOOKS,
     }
     lines = ["| upstream function | kind | needed for | why |", "| --- | --- | --- | --- |"]
     lines += [

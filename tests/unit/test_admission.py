@@ -21,6 +21,11 @@ def sampling(limits=LIMITS, **params) -> str | None:
     return check_sampling(params, PROMPT_TOKENS, limits)
 
 
+def test_a_grammar_needs_a_back_end():
+    assert sampling(regex="a+") is None
+    assert "grammar_backend" in sampling(LIMITS._replace(has_grammars=False), regex="a+")
+
+
 @pytest.mark.parametrize(
     ("input_ids", "text"),
     [
@@ -131,7 +136,10 @@ def test_good_sampling(params):
         ({"n": 0}, ["n=0 must lie between 1 and"]),
         ({"stream_interval": 0}, ["stream_interval=0 must lie between 1 and"]),
         ({"skip_special_tokens": "yes"}, ["skip_special_tokens='yes' must be True or False"]),
-        ({"regex": "a+"}, ["regex is not supported"]),
+        ({"custom_params": {"a": 1}}, ["custom_params is not supported"]),
+        ({"regex": ""}, ["regex='' must be a string of at least one character"]),
+        ({"json_schema": {"type": "object"}}, ["json_schema={'type': 'object'} must be a string"]),
+        ({"regex": "a", "ebnf": "b"}, ["['regex', 'ebnf'] are given"]),
         ({"sampling_seed": 7}, ["sampling_seed", "seeded=True"]),
     ],
 )

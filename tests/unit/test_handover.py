@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from moebius_engine.layout.partition import Capacity
-from moebius_engine.sglang.handover import divide
+from moebius_engine.sglang.handover import divide, rows_to_fill
 from moebius_engine.sglang.roster import Roster
 
 
@@ -27,3 +27,11 @@ def test_a_half_prefilled_request_needs_room_for_its_whole_prompt(rows, kept):
     given = divide(Roster(running=[long], prefilling=[half]), 0.5, 0, 1, Capacity(8, rows), page_size=1)
     assert [entry.req.rid for entry in given.held[0]] == kept
     assert [req.rid for req in given.retracted] == [name for name in ("half",) if name not in kept]
+
+
+def test_the_rest_of_a_prompt_takes_whole_pages():
+    """16 of 33 tokens have KV: the rest needs two pages, although it is only 17 tokens."""
+    half, full = request("half", filled=16, prompt=30, output=3), request("full", filled=20, prompt=32)
+    assert rows_to_fill([half], page_size=16) == 32
+    assert rows_to_fill([full], page_size=16) == 0  # its last page has room
+    assert rows_to_fill([half, full], page_size=1) == 17 + 12

@@ -1,5 +1,6 @@
 """Every hook fits the SGLang that is installed, and one that does not is refused by name."""
 
+import importlib.util
 from collections import defaultdict
 from dataclasses import replace
 
@@ -9,14 +10,20 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from moebius_engine.config import SwitchConfig
 from moebius_engine.sglang.building import BUILDING_HOOKS
+from moebius_engine.sglang.cpu.grammar import XGRAMMAR_HOOKS
 from moebius_engine.sglang.cpu.table import CPU_HOOKS
+from moebius_engine.sglang.dispatch import DISPATCH_HOOKS
 from moebius_engine.sglang.fp32 import FP32_HOOKS
 from moebius_engine.sglang.hooks import Hook, HookError, check_applied, check_fits, register
 from moebius_engine.sglang.penalties import PENALTY_HOOKS
+from moebius_engine.sglang.priorities import PRIORITY_HOOKS
 from moebius_engine.sglang.seeds import SEED_HOOKS
 from moebius_engine.sglang.table import STATIC_HOOKS, switching_hooks
 
-ALL = (*CPU_HOOKS, *BUILDING_HOOKS, *PENALTY_HOOKS, *STATIC_HOOKS, *FP32_HOOKS, *SEED_HOOKS)
+SWITCHING = (*BUILDING_HOOKS, *PENALTY_HOOKS, *PRIORITY_HOOKS)
+ALL = (*CPU_HOOKS, *SWITCHING, *DISPATCH_HOOKS, *STATIC_HOOKS, *FP32_HOOKS, *SEED_HOOKS)
+if importlib.util.find_spec("tvm_ffi"):  # without it xgrammar cannot be imported
+    ALL += XGRAMMAR_HOOKS
 SOME = BUILDING_HOOKS[0]
 
 
@@ -36,7 +43,7 @@ def test_every_hook_fits_the_installed_sglang(hook):
 
 def test_a_target_is_hooked_once():
     targets = [hook.target for hook in (*ALL, *switching_hooks(None, SwitchConfig()))]  # type: ignore[arg-type]
-    assert len(targets) == len(set(targets)) + len((*BUILDING_HOOKS, *PENALTY_HOOKS))  # both are in the second
+    assert len(targets) == len(set(targets)) + len(SWITCHING)  # they are in the second
 
 
 def test_an_unknown_parameter_list_is_refused():

@@ -2,10 +2,11 @@
 
 from sglang.srt.plugins.hook_registry import HookType
 
-from moebius_engine.sglang.cpu import collectives, compute, controller
+from moebius_engine.sglang.cpu import collectives, compute, controller, paging
 from moebius_engine.sglang.hooks import Hook
 
 _GROUP = "sglang.srt.distributed.parallel_state.GroupCoordinator."
+_PAGED = "sglang.srt.mem_cache.allocator.PagedTokenToKVPoolAllocator."
 _AROUND, _REPLACE = HookType.AROUND, HookType.REPLACE
 
 CPU_HOOKS = (
@@ -58,6 +59,29 @@ CPU_HOOKS = (
         ("self",),
         "data-parallel attention pads batches with it; the torch back end only inherits a method that raises",
         adds=True,
+    ),
+    Hook(
+        _PAGED + "alloc_extend",
+        _AROUND,
+        paging.alloc_extend,
+        (
+            "self",
+            "prefix_lens",
+            "prefix_lens_cpu",
+            "seq_lens",
+            "seq_lens_cpu",
+            "last_loc",
+            "extend_num_tokens",
+            "num_new_pages",
+        ),
+        "with page_size > 1 it allocates with a Triton kernel",
+    ),
+    Hook(
+        _PAGED + "alloc_decode",
+        _AROUND,
+        paging.alloc_decode,
+        ("self", "seq_lens", "seq_lens_cpu", "last_loc"),
+        "with page_size > 1 it allocates with a Triton kernel",
     ),
     Hook(
         "sglang.srt.model_executor.model_runner.adjust_config_with_unaligned_cpu_tp",
