@@ -15,7 +15,7 @@ def switching_engine(tiny_moe):
         engine = SwitchingEngine(
             tiny_moe,
             ranks=2,
-            switch=SwitchConfig(policy="ep", timeout_s=120),
+            switch=SwitchConfig(policy="ep", timeout_s=120, inject_faults=True),
             max_running_requests=32,
             chunked_prefill_size=128,
             max_total_tokens=4096,
