@@ -49,7 +49,7 @@ def test_a_stop_string_that_a_switch_cuts_in_two_is_found(engine):
     params = [GREEDY | {"stop": [stop.group()]} for stop in stops if stop]
     assert len(rows) >= 3
     expected = engine.generate(input_ids=rows, sampling_params=params)
-    run = switched_run(engine, ["tp", "ep"] * 4, after=1, input_ids=rows, sampling_params=params)
+    run = switched_run(engine, ["tp", "ep"] * 3, after=1, input_ids=rows, sampling_params=params)
     assert run.tokens == [answer["output_ids"] for answer in expected]
     assert [answer["text"] for answer in run.answers] == [answer["text"] for answer in expected]
     assert {answer["meta_info"]["finish_reason"]["type"] for answer in run.answers} == {"stop"}
@@ -183,9 +183,10 @@ def test_a_duplicate_id_fails_at_once_and_the_first_request_goes_on(engine, layo
         assert "'same' is already in use" in answer["meta_info"]["finish_reason"]["message"]
 
 
+@pytest.mark.slow
 def test_samples_find_their_prompts_prefix_after_a_switch_as_without_one(engine):
     """n = 8 samples of each of eight prompts, more than there are places: those that start after a switch find the
-    prefix of those that decode. (benchmarks/prefix_cpu.json has the rates of more runs.)"""
+    prefix of those that decode. (scripts/bench_prefix.py measures more runs.)"""
     spec = importlib.util.spec_from_file_location("bench_prefix", Path(__file__).parents[2] / "scripts/bench_prefix.py")
     bench = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(bench)

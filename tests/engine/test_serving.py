@@ -175,6 +175,7 @@ def test_what_is_no_grammar_is_answered_and_an_abort_while_it_compiles_too(engin
     assert engine.flush_cache().success
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["ep", "tp"])
 def test_priorities_hold_in_both_layouts(engine, layout):
     """Sixteen places are taken by long requests; important ones come, take places, and those go on afterwards."""
@@ -209,6 +210,7 @@ def test_priorities_hold_in_both_layouts(engine, layout):
     assert set(range(32, 40)) <= set(finished[:24]), "an important request waited for the end of the others"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["ep", "tp"])
 def test_retraction_in_both_layouts(engine, layout):
     """Each rank's share fills nine tenths of its rows with prompts, and its responses want more than the rest."""
@@ -236,6 +238,7 @@ def test_retraction_in_both_layouts(engine, layout):
     assert tokens(answers) == expected
 
 
+@pytest.mark.slow
 def test_several_half_prefilled_requests_and_new_ones_do_not_overcommit_a_rank(engine):
     """A switch lands two half-prefilled requests on one rank while others arrive: the pool is nearly full."""
     request = {"input_ids": prompts(10, length=390)[::2], "sampling_params": GREEDY | {"max_new_tokens": 12}}
