@@ -20,8 +20,8 @@ from typing import Annotated, Any
 
 import typer
 
-RANKS, REQUESTS, TOKENS = 2, 8, 120
-MANY, SHORT = 128, 102  # requests and tokens of the comparison: two bundles each
+RANKS, REQUESTS, TOKENS = 2, 8, 100
+MANY, SHORT = 64, 101  # requests and tokens of the comparison: two bundles each
 SETTINGS = {"skip_tokenizer_init": True, "random_seed": 0, "context_length": 1024}
 
 
@@ -109,11 +109,13 @@ async def measure(model: str, pairs: int) -> dict[str, Any]:
     )
     try:
         expected = [sample.output_ids for (sample,) in await actor.generate_batch(**requests(REQUESTS, TOKENS))]
-        journal = await journal_ratio(actor, pairs)
+        found: dict[str, Any] = {}
+        for name, how in (("killed", signal.SIGKILL), ("stopped", signal.SIGSTOP)):
+            found[name] = await recovery(actor, how, expected)
+            print(name, found[name], flush=True)
+        found["journal"] = await journal_ratio(actor, pairs)
         return {
-            "killed": await recovery(actor, signal.SIGKILL, expected),
-            "stopped": await recovery(actor, signal.SIGSTOP, expected),
-            "journal": journal,
+            **found,
             "setting": {
                 "machine": platform.machine(),
                 "cores": os.cpu_count(),
