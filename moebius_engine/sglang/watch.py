@@ -7,7 +7,9 @@ which ends by it; the engine's process sees that its child has ended.
 
 import asyncio
 import contextlib
+import faulthandler
 import logging
+import os
 import signal
 import threading
 import time
@@ -27,18 +29,19 @@ END_S = 60.0
 
 _POLL_S, _END_POLL_S = 0.25, 0.02
 _LET_GO_S = 2.0
+_NOWHERE = open(os.devnull, "w")  # noqa: SIM115  # kept: the handler writes to it
 _CONSEQUENCES_S = 0.1  # for how long more findings are awaited: the first that is seen need not be the cause
 
 Result = TypeVar("Result")
 
 
 def outlive_sigquit() -> None:
-    """This process outlives the SIGQUIT of a child. Only the main thread may say so; elsewhere nothing is changed.
+    """This process outlives the SIGQUIT of a child, whichever thread says so.
 
-    A handler, since a process that ignores the signal would start children that do.
+    signal.signal wants the main thread, which in a Ray actor is not ours. A process that ignored the signal would start
+    children that do; a handler is not inherited.
     """
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGQUIT, lambda signum, frame: None)
+    faulthandler.register(signal.SIGQUIT, _NOWHERE, all_threads=False)
 
 
 class OutliveSigquit(SignalHandler):

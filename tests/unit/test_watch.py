@@ -4,6 +4,8 @@ import asyncio
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -12,7 +14,7 @@ import psutil
 import pytest
 
 from moebius_engine.sglang.heartbeat import report_exits
-from moebius_engine.sglang.watch import Watch
+from moebius_engine.sglang.watch import Watch, outlive_sigquit
 from moebius_engine.vitals import EngineDead, make_vitals
 
 FORK = multiprocessing.get_context("fork")  # at once; the children only sleep
@@ -175,3 +177,13 @@ def test_a_parent_writes_down_how_its_child_ended(monkeypatch):
     os.kill(child.pid, signal.SIGKILL)
     thread.join(20)
     assert (vitals[1].exit_code, vitals[1].ended, vitals[0].ended) == (-9, 1, 0)
+
+
+def test_sigquit_of_a_child_is_outlived_also_from_a_thread_and_not_inherited():
+    thread = threading.Thread(target=outlive_sigquit)
+    thread.start()
+    thread.join()
+    os.kill(os.getpid(), signal.SIGQUIT)  # without the handler that would be the end of this run
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    child.send_signal(signal.SIGQUIT)
+    assert child.wait(20) == -signal.SIGQUIT
