@@ -1,4 +1,7 @@
-"""One engine for most tests of this folder: starting one takes the better part of a minute on two cores."""
+"""One engine for most tests of this folder: starting one takes the better part of a minute on two cores.
+
+Engines of tests are given a minute to show a sign of life: where other things run too, a rank may get no core for long.
+"""
 
 import pytest
 
@@ -15,7 +18,7 @@ def switching_engine(tiny_moe):
         engine = SwitchingEngine(
             tiny_moe,
             ranks=2,
-            switch=SwitchConfig(policy="ep", timeout_s=120, inject_faults=True),
+            switch=SwitchConfig(policy="ep", timeout_s=120, silent_s=60, inject_faults=True),
             max_running_requests=32,
             chunked_prefill_size=128,
             max_total_tokens=4096,

@@ -22,7 +22,7 @@ SAMPLING = [{"temperature": 0.0, "ignore_eos": True, "max_new_tokens": length} f
 @pytest.fixture
 def actor(engine, tmp_path, monkeypatch):
     """Its process is the shared engine's, so it is not shut down here."""
-    monkeypatch.setattr(engine, "config", replace(engine.config, threshold=6))
+    monkeypatch.setattr(engine, "config", replace(engine.config, threshold=6, silent_s=60))
     return RolloutActor(
         "unused",
         switch=SwitchConfig(policy="ep", threshold=6),

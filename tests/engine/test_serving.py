@@ -35,7 +35,7 @@ def serving_engine(path):
     engine = SwitchingEngine(
         path,
         ranks=2,
-        switch=SwitchConfig(policy="ep", timeout_s=120),
+        switch=SwitchConfig(policy="ep", timeout_s=120, silent_s=60),
         page_size=PAGE,
         enable_priority_scheduling=True,
         grammar_backend=GRAMMARS,

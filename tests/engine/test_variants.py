@@ -19,7 +19,7 @@ def start(tmp_path_factory):
 
     def start(ranks: int, **arguments):
         path = make_tiny_moe(tmp_path_factory.mktemp("models") / "one-head", kv_heads=1)
-        switch = SwitchConfig(policy="ep", check_bytes=True, timeout_s=200)
+        switch = SwitchConfig(policy="ep", check_bytes=True, timeout_s=200, silent_s=60)
         engines.append(SwitchingEngine(str(path), ranks=ranks, switch=switch, max_running_requests=64, **arguments))
         return engines[-1]
 
