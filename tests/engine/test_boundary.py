@@ -54,7 +54,8 @@ def test_a_stop_string_that_a_switch_cuts_in_two_is_found(engine):
     run = switched_run(engine, ["tp", "ep"] * 3, after=1, input_ids=rows, sampling_params=params)
     assert run.tokens == [answer["output_ids"] for answer in expected]
     assert [answer["text"] for answer in run.answers] == [answer["text"] for answer in expected]
-    assert {answer["meta_info"]["finish_reason"]["type"] for answer in run.answers[:-1]} == {"stop"}
+    reasons, others = ([answer["meta_info"]["finish_reason"] for answer in of] for of in (run.answers, expected))
+    assert reasons == others and sum(reason["type"] == "stop" for reason in reasons) >= 3
 
 
 def test_the_least_number_of_tokens_holds_across_a_switch(engine):
