@@ -11,6 +11,10 @@ DEFAULT_MAX_NEW_TOKENS = 128  # SGLang's, of a request that names none
 _LOOKS_BACK = {
     "stop": None,
     "stop_regex": None,
+    "json_schema": None,
+    "regex": None,
+    "ebnf": None,
+    "structural_tag": None,
     "frequency_penalty": 0.0,
     "presence_penalty": 0.0,
     "repetition_penalty": 1.0,
