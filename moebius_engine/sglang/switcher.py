@@ -134,6 +134,7 @@ class Switcher:
 
     def share(self, target: Layout) -> None:
         roster = read_roster(self._s)
+        self._mover.journal.clear()  # also of the moves that the start has made
         self._plan = Plan(target, roster, [], roster)
         if target == Layout.TP:
             self._plan.everyone = handover.share(roster, self._s.new_token_ratio, self._group)
@@ -216,7 +217,6 @@ class Switcher:
         return f"KV of {len(wrong)} (request, head) pairs differs after the move, first {wrong[0]}" if wrong else None
 
     def commit(self) -> None:
-        self._mover.journal.clear()
         s, plan = self._s, self._require_plan()
         source, destination = s.layouts[s.layout], s.layouts[plan.target]
         for req in plan.handover.retracted:
