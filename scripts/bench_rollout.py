@@ -11,7 +11,6 @@ bench_decode.py compare that with stock SGLang. Writes a JSON file after each la
 """
 
 import json
-import os
 import platform
 import tempfile
 from collections.abc import Sequence
@@ -20,8 +19,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
+from contestants import device, model_or_tiny
 from transformers import AutoConfig
 
 from moebius_engine.config import SwitchConfig
@@ -55,7 +54,7 @@ def main(
 ) -> None:
     threshold = threshold or max(1, requests // 8)
     with tempfile.TemporaryDirectory() as folder:
-        path, name = _model(model, folder)
+        path, name = model_or_tiny(model, folder)
         vocabulary = AutoConfig.from_pretrained(path).vocab_size
         if recorded is None:
             workloads = drawn(requests, steps, length_scale, seed, vocabulary)
@@ -72,7 +71,7 @@ def main(
             "static": "both layouts resident, one kept",
             "seed": seed,
             "server_arguments": changes or [],
-            "device": _device(),
+            "device": device(),
             "versions": {package: version(package) for package in ("sglang", "torch")},
             "python": platform.python_version(),
             "date": date.today().isoformat(),
@@ -89,15 +88,6 @@ def main(
             out.parent.mkdir(parents=True, exist_ok=True)
             out.write_text(json.dumps({"setting": setting, **table(reports)}, indent=1) + "\n", encoding="utf-8")
     save_png(reports, out.with_suffix(".png"), f"{name}, {ranks} ranks on {setting['device']}\n{setting['lengths']}")
-
-
-def _model(model: str | None, folder: str) -> tuple[str, str]:
-    """Path and name."""
-    if model is not None:
-        return model, Path(model).name
-    from recipes.tiny_moe import make_tiny_moe
-
-    return str(make_tiny_moe(Path(folder) / "tiny")), "small random Qwen3-MoE (recipes/tiny_moe.py)"
 
 
 def drawn(requests: int, steps: int, scale: float, seed: int, vocabulary: int) -> list[Workload]:
@@ -172,10 +162,6 @@ def save_png(reports: dict[str, list[StepReport]], path: Path, title: str) -> No
 
 def _split(curve: Sequence[tuple[float, int]]) -> tuple[list[float], list[int]]:
     return [t_s for t_s, _ in curve], [count for _, count in curve]
-
-
-def _device() -> str:
-    return torch.cuda.get_device_name(0) if torch.cuda.is_available() else f"{len(os.sched_getaffinity(0))} CPU cores"
 
 
 if __name__ == "__main__":

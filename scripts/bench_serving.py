@@ -8,7 +8,6 @@ Without --model it is a small random one, made on the spot. Writes a JSON file a
 
 import asyncio
 import json
-import os
 import platform
 import signal
 import subprocess
@@ -24,6 +23,7 @@ from typing import Annotated, Any
 
 import requests
 import typer
+from contestants import device, model_or_tiny
 from transformers import AutoConfig
 
 from moebius_engine.config import PAPER_THRESHOLD
@@ -53,12 +53,7 @@ def main(
 ) -> None:
     trace = bursty_trace(seed, rate_scale, time_scale, length_scale)
     with tempfile.TemporaryDirectory() as folder:
-        if model is None:
-            from recipes.tiny_moe import make_tiny_moe
-
-            path, name = str(make_tiny_moe(Path(folder) / "tiny")), "small random Qwen3-MoE (recipes/tiny_moe.py)"
-        else:
-            path = name = model
+        path, name = model_or_tiny(model, folder)
         vocab_size = AutoConfig.from_pretrained(path).vocab_size
         options = {
             "--model": path,
@@ -84,7 +79,7 @@ def main(
         "ranks": ranks,
         "threshold": threshold,
         "server_arguments": changes or [],
-        "device": _device(),
+        "device": device(),
         "versions": {package: version(package) for package in ("sglang", "torch", "transformers")},
         "python": platform.python_version(),
     }
@@ -179,14 +174,6 @@ def _report(run: tuple[list[Response], StepTrace], served: Served, time_scale: f
         "switches": [record.model_dump() for record in recorded.switches],
         "bins": [asdict(one) for one in served.bins],
     }
-
-
-def _device() -> str:
-    import torch
-
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name(0)
-    return f"{len(os.sched_getaffinity(0))} CPU cores"
 
 
 if __name__ == "__main__":

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX
 from sglang.srt.sampling.sampling_params import TOP_K_ALL, SamplingParams
 
+from moebius_engine.sglang.grammars import PARAMETERS
+
 _KNOWN = frozenset(inspect.signature(SamplingParams.__init__).parameters) - {"self"}
 _UNSUPPORTED = ("custom_params",)
-_GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
 _NUMBERS = ("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty")
 _FLAGS = ("ignore_eos", "skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim")
 _NEEDS_TOKENIZER = ("stop", "stop_regex", "min_new_tokens")
@@ -191,7 +192,7 @@ def _check_logit_bias(given: Mapping[str, Any], limits: Limits) -> str | None:
 
 
 def _check_grammars(given: Mapping[str, Any], limits: Limits) -> str | None:
-    asked = [name for name in _GRAMMARS if given.get(name) is not None]
+    asked = [name for name in PARAMETERS if given.get(name) is not None]
     for name in asked:
         if not isinstance(given[name], str) or not given[name]:
             return f"sampling_params.{name}={_show(given[name])} must be a string of at least one character"
