@@ -1,12 +1,13 @@
 """A soak: requests without a pause, and what the mix brings."""
 
 import asyncio
+import itertools
 import logging
 import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from moebius_engine.config import SwitchConfig
@@ -38,7 +39,7 @@ class Soak:
         self._prompts = [[7 + row, *range(20, 30 + row % 20)] for row in range(PROMPTS)]
         self._expected: list[list[int]] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._numbers: Iterator[int] = iter(range(1 << 62))
+        self._numbers = itertools.count()
         self._live: dict[str, bool] = {}  # whether it was asked to end
         self.counts = Counts()
 
