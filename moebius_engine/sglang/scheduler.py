@@ -51,8 +51,9 @@ from moebius_engine.vitals import Activity
 
 log = logging.getLogger(__name__)
 
-_IDLE_STEPS = 100  # steps without work after which an idle engine sleeps between polls
-_IDLE_SLEEP_S = 0.001
+_IDLE_STEPS = 100  # steps without work after which an idle engine sleeps between polls,
+_IDLE_SLEEP_S = 1e-5  # longer with every step,
+_MOST_IDLE_SLEEP_S = 0.005  # up to this
 _OTHER_UPDATE = "a switching engine takes weights through update_weights_from_tensor only; nothing was written"
 
 
@@ -136,7 +137,7 @@ class SwitchingScheduler(Scheduler):
         self._pace.exchanged(self.inbox.headers[0].skip)
         self._idle_steps = 0 if messages or control or inflight else self._idle_steps + 1
         if self._idle_steps > _IDLE_STEPS:
-            time.sleep(_IDLE_SLEEP_S)
+            time.sleep(min(_MOST_IDLE_SLEEP_S, _IDLE_SLEEP_S * self._idle_steps))
         return messages
 
     def _decoding(self) -> int:
