@@ -58,6 +58,7 @@ def verify(
     ranks: Annotated[int, typer.Option(help="Processes that hold the model.")] = 2,
     dtype: Annotated[str, typer.Option(help="float32 compares tokens; bfloat16 teacher-forced logprobs.")] = "float32",
     share_gpu: Annotated[bool, typer.Option("--share-gpu", help="All ranks on GPU 0; needs MPS.")] = False,
+    model: Annotated[str | None, typer.Option(help="A checkpoint; a small random model if left out.")] = None,
 ) -> None:
     """Switch with requests in flight, and compare weights, KV, tokens and logprobs with what was never switched.
 
@@ -74,9 +75,9 @@ def verify(
         fail(f"dtype={dtype!r} is unknown; use one of {list(VERIFY_DTYPES)}")
     try:
         check_machine(ranks, share_gpu)
+        result = run(switches=switches, ranks=ranks, dtype=dtype, share_gpu=share_gpu, model=model)
     except ValueError as error:
         fail(str(error))
-    result = run(switches=switches, ranks=ranks, dtype=dtype, share_gpu=share_gpu)
     typer.echo(json.dumps(result))
     raise typer.Exit(0 if result["ok"] else 1)
 

@@ -1,8 +1,8 @@
 """`moebius-rollout verify`: switch with requests in flight, and compare with engines that never switched.
 
-Three engines on the same small random model, one after the other. Stock SGLang in static TP, then in static EP: the
-weights of each rank after a fresh start, and the answers of an unswitched run. Then the switching engine, fed all the
-time and switched both ways:
+Three engines on the same model (a small random one by default), one after the other. Stock SGLang in static TP, then in
+static EP: the weights of each rank after a fresh start, and the answers of an unswitched run. Then the switching
+engine, fed all the time and switched both ways:
 
 - KV: inside every switch, all that was moved is compared byte for byte, by request and position
   (SwitchConfig.check_bytes). With what it was before the move, not with a static run: the layouts sum in different
@@ -30,7 +30,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from moebius_engine.config import SwitchConfig
 from moebius_engine.layout import Layout
+from moebius_engine.layout.shape import ModelShape, check_ranks
 from moebius_engine.vitals import EngineDead
+from rollout.budget_cli import read_config
 from rollout.checksum import Digests, checksum
 from rollout.findings import Answer, Findings
 from rollout.forced import ForcedFindings
@@ -77,26 +79,33 @@ def make_requests(count: int, vocab_size: int, seed: int = 0) -> list[Request]:
 
 
 def run(
-    switches: int, ranks: int, dtype: str = "float32", share_gpu: bool = False, console: Console | None = None
+    switches: int,
+    ranks: int,
+    dtype: str = "float32",
+    share_gpu: bool = False,
+    model: str | None = None,
+    console: Console | None = None,
 ) -> dict[str, Any]:
     """Switch `switches` times on P = `ranks` ranks. Returns Findings.result.
 
-    dtype: "float32" or "bfloat16". share_gpu: all ranks on GPU 0 (SwitchConfig.share_gpu). console: where progress and
-    the reasons of a failure go, by default standard error. Raises TimeoutError if an engine does not answer within
-    DEADLINE_S. The engines are stopped in any case.
+    dtype: "float32" or "bfloat16". share_gpu: all ranks on GPU 0 (SwitchConfig.share_gpu). model: a checkpoint's
+    folder, by default a small random one is made. console: where progress and the reasons of a failure go, by default
+    standard error. Raises ValueError for a model that P ranks cannot hold, TimeoutError if an engine does not answer
+    within DEADLINE_S. The engines are stopped in any case.
     """
-    from recipes.tiny_moe import make_tiny_moe  # the model library takes seconds to import
 
     console = console or Console(stderr=True)
     exact = dtype == "float32"
     findings = Findings() if exact else ForcedFindings()
-    shape, streams = model_shape(ranks), ranks * STREAMS_PER_RANK
-    requests = make_requests(streams * REQUESTS_PER_STREAM, shape["vocab_size"])
+    streams = ranks * STREAMS_PER_RANK
     fresh: dict[Layout, Digests] = {}
     unswitched: dict[str, list[Answer]] = {}
     columns = (TextColumn("{task.description:<20}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with tempfile.TemporaryDirectory() as folder, Progress(*columns, console=console) as progress:
-        model = str(make_tiny_moe(folder, **shape))
+        model = model or _small_model(folder, ranks)
+        shape = ModelShape.from_hf_config(read_config(model))
+        check_ranks(shape, ranks)
+        requests = make_requests(streams * REQUESTS_PER_STREAM, shape.vocab_size)
         for layout in (Layout.TP, Layout.EP):
             task = progress.add_task(f"static {layout}", total=len(requests))
             static = SwitchConfig(policy="off", static_layout=layout, share_gpu=share_gpu)
@@ -132,6 +141,12 @@ def run(
     for reason in findings.faults:
         console.print(f"FAILED: {reason}", markup=False, highlight=False, soft_wrap=True)
     return findings.result()
+
+
+def _small_model(folder: str, ranks: int) -> str:
+    from recipes.tiny_moe import make_tiny_moe  # the model library takes seconds to import
+
+    return str(make_tiny_moe(folder, **model_shape(ranks)))
 
 
 @contextmanager

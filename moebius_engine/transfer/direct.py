@@ -93,6 +93,8 @@ class DirectTransfer:
     def move_layers(self, blocks: Sequence[Block], moves: Sequence[LayerMove]) -> None:
         """As Transfer says; the rows that blocks list must not change until finish()."""
         views = _views(moves, _tensors(blocks, moves))
+        if not views:
+            return  # no rank has a block
         plan = next((plan for plan in (*self._prepared, self._latest) if plan and plan.covers(blocks, views)), None)
         if plan is None:
             plan = self._latest = self._build(blocks, moves, self._buffer)
