@@ -5,13 +5,12 @@ from pathlib import Path
 from architecture import ARENA, EP, TP, arrow, box, card, path, text
 
 WIDTH, HEIGHT = 1200, 330
-STEP = 118  # from one box to the next
+STEP = 132  # from one box to the next
 STEPS = (  # what each does; the votes are those of all ranks
     ("settle", "nothing in flight"),
+    ("weights", "begin to move"),
     ("share", "tell requests"),
-    ("reserve", "take places"),
-    ("agree", "all ranks vote"),
-    ("weights", "and prepare"),
+    ("prepare", "take places"),
     ("agree", "all ranks vote"),
     ("KV", "layer by layer"),
     ("verify", "digests of KV"),
@@ -22,7 +21,7 @@ STEPS = (  # what each does; the votes are those of all ranks
 
 def middle(number: int) -> int:
     """Where the box of a step has its middle."""
-    return 14 + STEP * number + 54
+    return 18 + STEP * number + 54
 
 
 def draw() -> str:
@@ -32,24 +31,21 @@ def draw() -> str:
         fill = EP if title == "agree" else TP if title == "commit" else "#f6f8fa"
         parts.append(box(left, 24, 108, 62, title, line, fill=fill))
         if number:
-            parts.append(arrow(left - 10, 55, left - 1, 55))
+            parts.append(arrow(left - 22, 55, left - 1, 55))
     parts += [
-        # A refusal before the first byte moves.
-        path(f"M{middle(3)} 86 V148"),
-        text(middle(3) + 6, 116, "a rank refuses", anchor="start"),
+        # A refusal, or bytes that differ.
+        path(f"M{middle(1)} 86 V128 H{middle(7)}"),
+        *(path(f"M{middle(number)} 86 V128") for number in (4, 5)),
+        path(f"M{middle(7)} 86 V148"),
+        text(middle(1) + 8, 120, "bytes of a layer differ, or a rank refuses", anchor="start"),
+        box(middle(7) - 80, 150, 160, 62, "roll back", "what has moved"),
         box(middle(3) - 80, 150, 160, 62, "abandon", "free the target's places"),
-        # A refusal, or bytes that differ, after it.
-        path(f"M{middle(4)} 86 V128 H{middle(8)}"),
-        *(path(f"M{middle(number)} 86 V128") for number in (5, 6)),
-        path(f"M{middle(8)} 86 V148"),
-        text(middle(4) + 8, 146, "bytes of a layer differ, or a rank refuses", anchor="start"),
-        box(middle(8) - 80, 150, 160, 62, "roll back", "what has moved"),
-        arrow(middle(8) - 82, 181, middle(3) + 84, 181),
+        arrow(middle(7) - 82, 181, middle(3) + 84, 181),
         # Ends.
         box(18, 244, 200, 62, "ends with an error", "the engine, on all ranks", fill="#f6d5d5"),
         path(f"M{middle(3)} 212 V242"),
         box(middle(3) - 100, 244, 200, 62, "goes on in the source", "with every request", fill=ARENA),
-        path(f"M{middle(9)} 86 V242"),
+        path(f"M{middle(8)} 86 V242"),
         box(WIDTH - 218, 244, 200, 62, "goes on in the target", "with every request", fill=ARENA),
         text(18, 150, "an exception in what ranks do", anchor="start"),
         text(18, 169, "together, a lost rank or a missed", anchor="start"),

@@ -359,7 +359,7 @@ class SwitchingEngine(BlockingCalls, Engine):
         return sorted((answer.internal_state for answer in answers), key=lambda state: state["rank"])
 
     async def _within(self, answer: Awaitable[Result], what: str) -> Result:
-        timeout_s = self.config.timeout_s
+        timeout_s = 2 * self.config.timeout_s  # the ranks' own deadlines pass first, and their error says more
         return await self.watch.until_dead(
             answer, timeout_s, lambda: f"the ranks did not answer {what} within {timeout_s} s"
         )

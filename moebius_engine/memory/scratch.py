@@ -19,14 +19,14 @@ class Scratch:
         self._pool = torch.cuda.MemPool() if device.type == "cuda" else None
         self.nbytes = 0 if self._pool is None else scratch_bytes(tokens)
 
-    def fill(self) -> None:
-        """Take the memory, for use on the current stream."""
+    def fill(self, large: bool) -> None:
+        """Take memory for small tensors, or for large ones too. It serves the current stream."""
         if self._pool is None:
             return
         with self.used():
             held = [
                 torch.empty(size, dtype=torch.uint8, device=self._device)
-                for size in (large_bytes(self._tokens), *[SMALL_BYTES] * SMALL_TENSORS)
+                for size in (*[large_bytes(self._tokens)] * large, *[SMALL_BYTES] * SMALL_TENSORS)
             ]
             del held  # all at once: freed one by one, the first would serve the next
 

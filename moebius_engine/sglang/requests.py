@@ -31,7 +31,8 @@ class Packed:
     """Requests as they travel.
 
     lazy: attributes that only some of them have, by index. prompts: token ids of each distinct one. prompt: each
-    request's, an index. outputs, logprobs: generated token ids and their logprobs. logprob_ids: the ids that these
+    request's, an index. outputs: generated token ids. delivered: how many of their logprobs have been given to the
+    client, for good: nobody reads them again, and only the others travel, in logprobs. logprob_ids: the ids that these
     belong to, by index, where they are not simply the output's. queued: when each joined the queue, by which SGLang
     orders those of one priority (seconds, a clock of the host). groups: prefix_groups of the sender.
     """
@@ -42,6 +43,7 @@ class Packed:
     prompts: tuple[array, array]
     prompt: list[int]
     outputs: tuple[array, array]
+    delivered: array
     logprobs: tuple[array, array]
     logprob_ids: dict[int, Any]
     queued: array
@@ -86,6 +88,7 @@ def pack(reqs: Sequence[Req]) -> Packed | None:
     prompt = _first_equal([req.origin_input_ids for req in reqs], groups)
     distinct = sorted(set(prompt))
     places = dict(zip(distinct, range(len(distinct)), strict=True))
+    delivered = [_delivered(req) for req in reqs]
     return Packed(
         fields=columns.pack(states, _NAMES),
         sampling=columns.pack(sampling, names),
@@ -93,11 +96,14 @@ def pack(reqs: Sequence[Req]) -> Packed | None:
         prompts=columns.pack_lists("i", [reqs[index].origin_input_ids for index in distinct]),
         prompt=[places[index] for index in prompt],
         outputs=columns.pack_lists("i", [req.output_ids for req in reqs]),
-        logprobs=columns.pack_lists("d", [req.output_token_logprobs_val for req in reqs]),
+        delivered=array("i", delivered),
+        logprobs=columns.pack_lists(
+            "d", [_from(req.output_token_logprobs_val, sent) for req, sent in zip(reqs, delivered, strict=True)]
+        ),
         logprob_ids={
             index: req.output_token_logprobs_idx
-            for index, req in enumerate(reqs)
-            if req.output_token_logprobs_idx != req.output_ids
+            for index, (req, sent) in enumerate(zip(reqs, delivered, strict=True))
+            if _from(req.output_token_logprobs_idx, sent) != req.output_ids[sent:]
         },
         queued=array("d", [req.time_stats.wait_queue_entry_time for req in reqs]),
         groups=groups,
@@ -114,12 +120,12 @@ def unpack(packed: Packed | None, tokenizer) -> list[Req]:
     states = columns.unpack(packed.fields, {**_FRESH, "tokenizer": tokenizer})
     sampling = columns.unpack(packed.sampling, {})
     prompts, outputs, logprobs = map(columns.unpack_lists, (packed.prompts, packed.outputs, packed.logprobs))
-    rows = zip(states, packed.prompt, outputs, logprobs, sampling, packed.queued, strict=True)
-    for state, prompt, output, logprob, params, queued in rows:
+    rows = zip(states, packed.prompt, outputs, packed.delivered, logprobs, sampling, packed.queued, strict=True)
+    for state, prompt, output, sent, logprob, params, queued in rows:
         # The two differ for images only, which are refused.
         state["origin_input_ids"] = state["origin_input_ids_unpadded"] = prompts[prompt].copy()
         state["output_ids"], state["output_token_logprobs_idx"] = output, output.copy()
-        state["output_token_logprobs_val"] = logprob
+        state["output_token_logprobs_val"] = [None] * sent + logprob if sent else logprob
         state["fill_ids"], state["spec_correct_drafts_histogram"] = [], []
         state["sampling_params"] = _with_state(SamplingParams, params)
         state["time_stats"] = _with_state(SchedulerReqTimeStats, times | {"wait_queue_entry_time": queued})
@@ -128,6 +134,15 @@ def unpack(packed: Packed | None, tokenizer) -> list[Req]:
     for index, ids in packed.logprob_ids.items():
         states[index]["output_token_logprobs_idx"] = ids
     return [_with_state(Req, state) for state in states]
+
+
+def _delivered(req: Req) -> int:
+    logprobs = req.output_token_logprobs_val
+    return 0 if logprobs is None else min(len(logprobs), req.send_output_token_logprobs_offset)
+
+
+def _from(values: list | None, first: int) -> list | None:
+    return values[first:] if values is not None and first else values
 
 
 def _first_equal(prompts: Sequence[list[int]], groups: Sequence[int]) -> list[int]:

@@ -32,8 +32,10 @@ from sglang.srt.server_args import ServerArgs
 
 from moebius_engine.config import SwitchConfig
 from moebius_engine.layout import Layout
+from moebius_engine.layout.partition import Capacity
 from moebius_engine.sglang import commands, footprint
 from moebius_engine.sglang.dispatch import report_load
+from moebius_engine.sglang.handover import rows_to_fill
 from moebius_engine.sglang.inbox import Header, Inbox
 from moebius_engine.sglang.occupation import Occupation, check_tags
 from moebius_engine.sglang.pace import Pace
@@ -45,6 +47,7 @@ from moebius_engine.sglang.switcher import Switcher
 from moebius_engine.sglang.trace import Trace, refused_switch
 from moebius_engine.sglang.worker import SwitchingWorker
 from moebius_engine.switch.policy import Policy
+from moebius_engine.switch.room import Held, no_room
 from moebius_engine.switch.step_clock import StepClock
 from moebius_engine.telemetry import SwitchReason
 from moebius_engine.vitals import Activity
@@ -107,11 +110,11 @@ class SwitchingScheduler(Scheduler):
         )
 
     def event_loop_normal(self) -> None:
-        self.switcher.scratch.fill()  # here, on the stream on which the loop switches
+        self.switcher.take_scratch()  # here, on the stream on which the loop switches
         super().event_loop_normal()
 
     def event_loop_overlap(self) -> None:
-        self.switcher.scratch.fill()
+        self.switcher.take_scratch()
         super().event_loop_overlap()
 
     # ---- every step: receive, decide, switch
@@ -165,7 +168,22 @@ class SwitchingScheduler(Scheduler):
         if self.tp_rank == 0:
             arriving = work + control + sum(header.work + header.control for header in self.inbox.headers)
             skip = self._pace.skip(time.monotonic(), quiet=bool(requests) and not arriving)
-        return Header(work, control, len(requests) + admitted, running, self.tokens_generated, decision, skip)
+        inflight, held = len(requests) + admitted, self._held(running)
+        return Header(work, control, inflight, running, self.tokens_generated, decision, skip, *held)
+
+    def _held(self, running: int) -> Held:
+        filling = [*self.parked, *([] if self.chunked_req is None else [self.chunked_req])]
+        allocator, tree = self.token_to_kv_pool_allocator, self.tree_cache
+        rows = allocator.size - allocator.available_size() - tree.evictable_size()
+        return Held(running, rows + rows_to_fill(filling, self.page_size))
+
+    def _no_room(self, target: Layout) -> str | None:
+        """The same on every rank: by the headers of the last exchange."""
+        if target == Layout.EP:
+            return None  # a request that does not fit there waits
+        state = self.layouts[target]
+        everyone = [Held(header.held, header.rows) for header in self.inbox.headers]
+        return no_room(everyone, Capacity(state.requests.size, state.allocator.size))
 
     def requests_in_flight(self) -> list[Req]:
         """Requests of this rank that have not finished, in any state."""
@@ -205,8 +223,8 @@ class SwitchingScheduler(Scheduler):
         with_weights: False only with a full set of weights in place, nothing in flight, and a full update to follow;
         then the KV cache may have been released too.
         """
-        if with_weights and self._closed:
-            record = refused_switch(self, target, reason, self._closed)
+        if with_weights and (refusal := self._closed or self._no_room(target)):
+            record = refused_switch(self, target, reason, refusal)
         else:
             with self._doing(Activity.SWITCHING):
                 record = self.switcher.run(target, reason, with_weights)

@@ -18,6 +18,7 @@ from moebius_engine.layout.partition import Capacity
 from moebius_engine.layout.plan import Block, RowMove, kv_blocks
 from moebius_engine.memory.scratch import Scratch
 from moebius_engine.sglang import grammars, handover, kv_rows, placement, requests, row_moves
+from moebius_engine.sglang.aside import Aside
 from moebius_engine.sglang.exchange import agree
 from moebius_engine.sglang.grammars import Grammars
 from moebius_engine.sglang.handover import Handover
@@ -41,9 +42,9 @@ class Plan:
     """What this rank does for one switch."""
 
     target: Layout
-    roster: Roster  # this rank's requests, as settle left them
-    everyone: list[Any]  # to TP: what handover.share has brought
-    union: Roster  # requests of all ranks; this rank's until it knows the others'
+    roster: Roster = field(default_factory=Roster)  # this rank's requests, as settle left them
+    everyone: list[Any] = field(default_factory=list)  # to TP: what handover.share has brought
+    union: Roster = field(default_factory=Roster)  # requests of all ranks; this rank's until it knows the others'
     handover: Handover = field(default_factory=lambda: Handover(Roster(), [], 0.0))
     places: list[list[Place]] = field(default_factory=list)  # by destination rank; for TP one list, the same on all
     occupied: Occupied = field(default_factory=lambda: Occupied([], torch.empty(0)))
@@ -80,17 +81,26 @@ class Switcher:
         self._agree = partial(agree, group=self._group)
         self._mover = scheduler.tp_worker.mover
         tokens = max(state.allocator.size for state in scheduler.layouts.values())
-        self.scratch = Scratch(torch.device(scheduler.device), tokens)
+        device = torch.device(scheduler.device)
+        self.scratch, self._aside = Scratch(device, tokens), Aside(device)
         self.faults: FaultySteps | None = None
         if scheduler.config.inject_faults:
             self.faults = FaultySteps(self, self._rank, lambda fault: self._mover.spoil(fault.kind, fault.layer))
         self._switches = 0
         self._plan: Plan | None = None
 
+    def take_scratch(self) -> None:
+        """Call it on the stream on which run() will be called."""
+        self.scratch.fill(large=False)
+        self._aside.begin()
+        with self._aside.used():
+            self.scratch.fill(large=True)
+
     def run(self, target: Layout, reason: SwitchReason, with_weights: bool = True) -> SwitchRecord:
         """Switch all ranks. Collective. See coordinator.run_switch."""
         s, source, began, started = self._s, self._s.layout, time.perf_counter(), self._s.trace.elapsed_s()
-        self._plan = None
+        self._plan = Plan(target)
+        self._mover.journal.clear()  # also of the moves that the start has made
         with _no_garbage_collection(), self.scratch.used():
             outcome = run_switch(self.faults or self, self._agree, target, with_weights=with_weights)
         total = 1e3 * (time.perf_counter() - began)
@@ -131,15 +141,23 @@ class Switcher:
 
     def settle(self) -> None:
         settle(self._s)
+        plan = self._require_plan()
+        plan.roster = plan.union = read_roster(self._s)
+        self._aside.begin()
+
+    def move_weights(self, target: Layout) -> int:
+        return self._mover.move_experts(target)
 
     def share(self, target: Layout) -> None:
-        roster = read_roster(self._s)
-        self._mover.journal.clear()  # also of the moves that the start has made
-        self._plan = Plan(target, roster, [], roster)
         if target == Layout.TP:
-            self._plan.everyone = handover.share(roster, self._s.new_token_ratio, self._group)
+            plan = self._require_plan()
+            plan.everyone = handover.share(plan.roster, self._s.new_token_ratio, self._group)
 
-    def reserve(self) -> str | None:
+    def prepare(self) -> str | None:
+        with self._aside.used():
+            return self._prepare()
+
+    def _prepare(self) -> str | None:
         s, plan = self._s, self._require_plan()
         source, destination, page = s.layouts[s.layout], s.layouts[plan.target], s.page_size
         if plan.target == Layout.TP:
@@ -167,19 +185,12 @@ class Switcher:
             plan.occupied = kv_rows.occupy(destination, own, page)
             plan.moves = row_moves.to_ep(source, plan.places, new_rows)
         plan.blocks = kv_blocks(self._shape, self._ranks, plan.target, plan.moves)
+        self._mover.prepare_kv(plan.blocks, plan.target)
         plan.landing = Landing(destination, own, plan.occupied, given.roster.prefilling)
+        plan.landing.plant()
         if s.config.check_bytes:
             plan.before = self._digests_before(plan)
         return None
-
-    def move_weights(self) -> int:
-        return self._mover.move_experts(self._require_plan().target)
-
-    def prepare(self) -> None:
-        plan = self._require_plan()
-        self._mover.prepare_kv(plan.blocks, plan.target)
-        assert plan.landing is not None
-        plan.landing.plant()
 
     def move_kv(self) -> int:
         plan = self._require_plan()
@@ -201,7 +212,8 @@ class Switcher:
         self._mover.return_experts(s.layout)
         self._mover.finish()
         if s.config.check_bytes:
-            lost = self._digests_before(plan) != plan.before
+            # No rank has moved KV before all were prepared.
+            lost = bool(plan.before) and self._digests_before(plan) != plan.before
             if fault := self._agree("KV is not what it was before the switch" if lost else None):
                 raise RuntimeError(f"rolled back, but {fault}")
 

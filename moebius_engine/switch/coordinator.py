@@ -1,14 +1,13 @@
-"""The protocol of a switch: settle → share → reserve → agree → weights → prepare → agree → KV → verify → agree →
-commit, or roll back.
+"""The protocol of a switch: settle → weights → share → prepare → agree → KV → verify → agree → commit, or roll back.
 
 Every rank runs it between the same two forward steps. It decides the order and what happens after a refusal; the steps
 themselves belong to the rank (`Steps`), so that the protocol can be tested without an engine.
 
-Until the first byte moves, a refusal on any rank leaves all of them as they were. After that, a refusal, a rank's
-exception in what it does alone, and bytes that did not arrive as they were sent are undone by moving back the layers
-that have moved. An exception in what ranks do together cannot be undone, nor can a rank that has died: the others lose
-it in their next collective, or wait until its deadline, and the error ends the engine. docs/protocol.md has every fault
-in every state.
+Weights go first, because their way is long and known beforehand: while they move, the host tells and plans where
+requests and their KV go. A refusal on any rank, a rank's exception in what it does alone, and bytes that did not arrive
+as they were sent are undone by moving back the layers that have moved. An exception in what ranks do together cannot be
+undone, nor can a rank that has died: the others lose it in their next collective, or wait until its deadline, and the
+error ends the engine. docs/protocol.md has every fault in every state.
 """
 
 import logging
@@ -29,24 +28,22 @@ class Steps(Protocol):
     def settle(self) -> None:
         """Bring the scheduler between two steps: nothing in flight on the device, every result processed."""
 
+    def move_weights(self, target: Layout) -> int:
+        """Begin to reshard every layer's experts. Returns bytes sent by this rank. Raises Corrupted."""
+
     def share(self, target: Layout) -> None:
         """Tell the other ranks what they need to know of this rank's requests, and hear theirs."""
 
-    def reserve(self) -> str | None:
-        """Alone: plan, and take places in the target layout. Touches no state of the source."""
-
-    def move_weights(self) -> int:
-        """Begin to reshard every layer's experts. Returns bytes sent by this rank. Raises Corrupted."""
-
-    def prepare(self) -> None:
-        """Alone, while weights move: make KV's move and the target layout ready. Changes neither the requests nor the
-        source."""
+    def prepare(self) -> str | None:
+        """Alone: plan, take places in the target layout and make it ready for what lands there. Changes neither the
+        requests nor the source's KV."""
 
     def move_kv(self) -> int:
-        """Begin to move live KV, after the weights. Returns bytes sent by this rank. Raises Corrupted."""
+        """Begin to move live KV, after weights and plan. Returns bytes sent by this rank. Raises Corrupted."""
 
     def finish(self) -> Mapping[str, float]:
-        """Wait until all has arrived. Returns milliseconds by what was moved: "weights", "kv"."""
+        """Wait until all has arrived. Returns milliseconds: of the "weights", of the "kv", and between the two of the
+        "metadata"."""
 
     def verify(self) -> str | None:
         """Check what was moved."""
@@ -67,8 +64,8 @@ Agree = Callable[[str | None], str | None]
 
 @dataclass
 class Outcome:
-    """What a switch did on this rank; times in milliseconds ("decide", "metadata", "weights", "kv"), bytes sent by this
-    rank."""
+    """What a switch did on this rank; times in milliseconds ("decide", and what Steps.finish returns), bytes sent by
+    this rank."""
 
     refused: str | None = None
     ms: dict[str, float] = field(default_factory=dict)
@@ -89,34 +86,28 @@ def run_switch(
     target: the layout to go to. with_weights: False to select the layout without moving experts, allowed only when a
     full weight update follows. clock: seconds.
 
-    Returns the outcome; `refused` names the ranks and reasons if nothing was switched. An exception means that this
+    Returns the outcome; `refused` names the ranks and reasons if all was undone. An exception means that this
     rank failed half-way, or that bytes were lost on their way back, and the engine cannot go on.
     """
     outcome, began = Outcome(), clock()
     steps.settle()
     outcome.ms["decide"] = 1e3 * (clock() - began)
-    began = clock()
-    steps.share(target)
-    refused = _attempt("reserve", steps.reserve)
-    outcome.ms["metadata"] = 1e3 * (clock() - began)
-    outcome.refused = agree(refused)
-    if outcome.refused is None:
-        fault = _move(steps, agree, outcome, with_weights)
-        if fault is None:
-            steps.commit()
-            return outcome
-        steps.roll_back()
-        outcome.refused = f"rolled back: {fault}"
+    fault = _move(steps, agree, target, outcome, with_weights)
+    if fault is None:
+        steps.commit()
+        return outcome
+    steps.roll_back()
+    outcome.refused = f"rolled back: {fault}"
     steps.abandon()
     return outcome
 
 
-def _move(steps: Steps, agree: Agree, outcome: Outcome, with_weights: bool) -> str | None:
-    """Move everything. Returns: all ranks' reasons against what has arrived."""
+def _move(steps: Steps, agree: Agree, target: Layout, outcome: Outcome, with_weights: bool) -> str | None:
+    """Move everything. Returns: all ranks' reasons against what has arrived, or is to move."""
     try:
-        # Weights first: while they move, the host builds the tables of the KV and what the requests will need.
         if with_weights:
-            outcome.weight_bytes = steps.move_weights()
+            outcome.weight_bytes = steps.move_weights(target)
+        steps.share(target)
         fault = agree(_attempt("prepare", steps.prepare))
         if fault is None:
             outcome.kv_bytes = steps.move_kv()
@@ -132,5 +123,5 @@ def _attempt(name: str, step: Callable[[], str | None]) -> str | None:
     try:
         return step()
     except Exception as error:
-        log.exception("%s failed: the switch is refused", name)
+        log.exception("%s failed: the switch is undone", name)
         return f"{name} failed: {error!r}"

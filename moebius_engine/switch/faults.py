@@ -13,9 +13,7 @@ from moebius_engine.switch.coordinator import Steps
 log = logging.getLogger(__name__)
 
 Kind = Literal["refuse", "raise", "no_memory", "slow", "stop", "die", "corrupt", "drop"]
-State = Literal[
-    "settle", "share", "reserve", "move_weights", "prepare", "move_kv", "finish", "verify", "roll_back", "commit"
-]
+State = Literal["settle", "move_weights", "share", "prepare", "move_kv", "finish", "verify", "roll_back", "commit"]
 _MOVES = ("move_weights", "move_kv", "roll_back")
 
 
@@ -45,8 +43,8 @@ class Fault:
         for name, known in (("kind", Kind), ("at", State)):
             if getattr(self, name) not in get_args(known):
                 raise ValueError(f"{name}={getattr(self, name)!r} is unknown: use one of {list(get_args(known))}")
-        if self.kind == "refuse" and self.at not in ("reserve", "verify"):
-            raise ValueError(f"kind='refuse' at {self.at!r}: only 'reserve' and 'verify' can refuse")
+        if self.kind == "refuse" and self.at not in ("prepare", "verify"):
+            raise ValueError(f"kind='refuse' at {self.at!r}: only 'prepare' and 'verify' can refuse")
         if self.kind in ("corrupt", "drop") and self.at not in _MOVES:
             raise ValueError(f"kind={self.kind!r} at {self.at!r}: bytes arrive at {list(_MOVES)}")
 

@@ -64,6 +64,8 @@ class Mover:
     def move_kv(self, blocks: Sequence[Block], target: Layout) -> int:
         """Begin to move the KV that `blocks` list (plan.kv_blocks) into `target`, after what was begun before. Returns
         and raises as move_experts."""
+        if self._marks:
+            self._marks.append(("metadata", self._mark()))
         return self._move("kv", blocks, self._layer_moves(target, KV)) if blocks else 0
 
     def return_kv(self, blocks: Sequence[Block], source: Layout) -> None:
@@ -77,8 +79,8 @@ class Mover:
             self._move("weights", self._experts[source], moves)
 
     def finish(self) -> dict[str, float]:
-        """Wait until all that was begun has arrived. Returns: milliseconds of each move, from the end of the one
-        before it ("weights", "kv").
+        """Wait until all that was begun has arrived. Returns: milliseconds of each move ("weights", "kv"), and of the
+        time between the two ("metadata").
 
         Raises TransferError if a rank failed; then the memory of both layouts is undefined.
         """

@@ -55,12 +55,12 @@ class Mix:
             return Fault(kind, self._random.choice(["move_weights", "move_kv"]), rank, layer=layer)  # type: ignore[arg-type]
         if kind == "slow":
             return Fault("slow", self._random.choice(_STATES), rank, seconds=0.2)
-        states = ["reserve", "verify"] if kind == "refuse" else ["reserve", "prepare"]
+        states = ["prepare", "verify"] if kind == "refuse" else ["prepare"]
         return Fault(kind, self._random.choice(states), rank)  # type: ignore[arg-type]
 
     def _ending(self, rank: int) -> Fault:
         kind = self._random.choice(["raise", "no_memory", "stop", "die"])
         states = _STATES
         if kind in ("raise", "no_memory"):
-            states = tuple(state for state in _STATES if state not in ("reserve", "prepare"))
+            states = tuple(state for state in _STATES if state != "prepare")
         return Fault(kind, self._random.choice(states), rank)  # type: ignore[arg-type]

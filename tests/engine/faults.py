@@ -62,10 +62,10 @@ def _break_next_switch(scheduler, fault: str) -> dict:
         steps.move_kv = move_kv
     else:
 
-        def move_weights() -> int:
-            moved = type(steps).move_weights(steps)
+        def move_weights(target) -> int:
+            moved = type(steps).move_weights(steps, target)
             for layer in range(shape.layers):
-                w13_EIH, _ = scheduler.tp_worker.arena.experts(steps._plan.target, layer)
+                w13_EIH, _ = scheduler.tp_worker.arena.experts(target, layer)
                 w13_EIH.copy_(torch.roll(w13_EIH, 1, 0))  # experts in each other's place
             del steps.move_weights
             return moved

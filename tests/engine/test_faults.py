@@ -15,9 +15,7 @@ REQUEST = {"input_ids": prompts(8), "sampling_params": GREEDY, "return_logprob":
 UNDONE = [
     # First, in an engine that has never switched: only what this switch has moved comes back.
     (Fault("corrupt", "move_weights", rank=1, layer=1), "rolled back: w13/w2 of layer 1 arrived with other bytes"),
-    (Fault("refuse", "reserve", rank=1), "rank 1: reserve was told to refuse"),
-    (Fault("raise", "reserve", rank=1), "rank 1: reserve failed: InjectedFault"),
-    (Fault("no_memory", "reserve"), "rank 0: reserve failed: MemoryError"),
+    (Fault("refuse", "prepare", rank=1), "rolled back: rank 1: prepare was told to refuse"),
     (Fault("raise", "prepare"), "rolled back: rank 0: prepare failed: InjectedFault"),
     (Fault("no_memory", "prepare", rank=1), "rolled back: rank 1: prepare failed: MemoryError"),
     (Fault("refuse", "verify", rank=1), "rolled back: rank 1: verify was told to refuse"),
@@ -59,9 +57,7 @@ def test_a_fault_is_undone_and_the_next_switch_goes(checking, undisturbed, sourc
 
 WAITED_FOR = [
     Fault("slow", at, rank=number % 2, seconds=0.4)
-    for number, at in enumerate(
-        ["settle", "share", "reserve", "move_weights", "prepare", "move_kv", "finish", "verify", "commit"]
-    )
+    for number, at in enumerate(["settle", "move_weights", "share", "prepare", "move_kv", "finish", "verify", "commit"])
 ]
 
 
@@ -82,7 +78,7 @@ def test_a_fault_that_cannot_be_is_refused(checking, monkeypatch):
         checking.inject(Fault("raise", "share"))
     with pytest.raises(ValueError, match="kind='melt' is unknown"):
         Fault("melt", "share")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="only 'reserve' and 'verify' can refuse"):
+    with pytest.raises(ValueError, match="only 'prepare' and 'verify' can refuse"):
         Fault("refuse", "share")
     with pytest.raises(ValueError, match="bytes arrive at"):
         Fault("drop", "verify")

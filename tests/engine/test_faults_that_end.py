@@ -14,9 +14,9 @@ from tests.engine.inflight import GREEDY, prompts
 
 TIMEOUT_S = 8.0  # of the ranks' waits for each other, and half as long without a sign of life
 SAMPLING = GREEDY | {"max_new_tokens": 120}
-STATES = ("settle", "share", "reserve", "move_weights", "prepare", "move_kv", "finish", "verify", "commit")
-TOGETHER = tuple(state for state in STATES if state not in ("reserve", "prepare"))  # alone, an exception is undone
-WAITED_FOR = ("share", "move_weights", "move_kv", "verify", "roll_back")
+STATES = ("settle", "move_weights", "share", "prepare", "move_kv", "finish", "verify", "commit")
+TOGETHER = tuple(state for state in STATES if state != "prepare")  # alone, an exception is undone
+WAITED_FOR = ("move_weights", "share", "move_kv", "verify", "roll_back")
 
 ENDING = [
     *(Fault("die", state, rank=1) for state in (*STATES, "roll_back")),

@@ -35,8 +35,7 @@ class Rank(NamedTuple):
     struck: frozenset[int] = frozenset()  # indices of moves that do not count: other bytes arrived than were sent
     summing: bool = False  # has told the sums of the latest move
     broken: bool = False  # a transfer has lost a peer, or missed its deadline
-    reserved: bool = False  # places in the target
-    ready: bool = False  # the target, for what lands there
+    ready: bool = False  # places in the target, for what lands there
     overran: str = ""  # a wait of more than World.timeout_s
 
 
@@ -229,14 +228,12 @@ class World:
             rank = rank._replace(status="decoding" if done else "failed")
         elif self._call(rank).name == "failed":
             rank = rank._replace(status="failed")
-        elif name == "reserve":
-            rank = rank._replace(reserved=answer is None)
         elif name == "prepare":
-            rank = rank._replace(ready=done)
+            rank = rank._replace(ready=answer is None)
         elif name == "commit":
             rank = rank._replace(layout=self.target)
         elif name == "abandon":
-            rank = rank._replace(reserved=False)
+            rank = rank._replace(ready=False)
         return _with(state, number, **rank._asdict())
 
     def _transfer(self, state: State, number: int) -> Iterator[Step]:
@@ -280,7 +277,7 @@ class World:
             return "roll back"
         if name == "agree":
             votes = sum(told == "agree" for told, _ in rank.told) - rank.waiting
-            return ("agree to move", "agree to go on", "agree to commit")[votes]
+            return ("agree to go on", "agree to commit")[votes]
         return "move" if name in (*MOVING, "finish") else name
 
 

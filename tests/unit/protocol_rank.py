@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from moebius_engine.layout import Layout
 from moebius_engine.transfer.base import Corrupted
 
-REFUSING = ("reserve", "verify")  # steps that may answer with a reason
+REFUSING = ("prepare", "verify")  # steps that may answer with a reason
 MOVING = ("move_weights", "move_kv", "roll_back")
-MODELLED = {"settle", "share", "prepare", "finish", "commit", "abandon", "agree", *REFUSING, *MOVING}
+MODELLED = {"settle", "share", "finish", "commit", "abandon", "agree", *REFUSING, *MOVING}
 
 
 class Call(NamedTuple):

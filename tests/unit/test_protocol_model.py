@@ -102,16 +102,16 @@ class ShareRefusesInsteadOfFailing(Without):
         except Exception as error:
             self._error = str(error)
 
-    def reserve(self):
-        return self._error or self._steps.reserve()
+    def prepare(self):
+        return self._error or self._steps.prepare()
 
 
 def commit_without_agreement(steps, agree, target, **options):
     votes = itertools.count()
-    return run_switch(steps, lambda reason: reason if next(votes) == 2 else agree(reason), target, **options)
+    return run_switch(steps, lambda reason: reason if next(votes) == 1 else agree(reason), target, **options)
 
 
-def move_without_agreement(steps, agree, target, **options):
+def move_kv_without_agreement(steps, agree, target, **options):
     votes = itertools.count()
     return run_switch(steps, lambda reason: agree(reason) if next(votes) else reason, target, **options)
 
@@ -126,7 +126,7 @@ def go_on_after_ones_own_refusal(steps, agree, target, **options):
 
 def roll_back_alone_and_only_in_name(steps, agree, target, **options):
     votes = itertools.count()
-    last = lambda reason: reason if next(votes) == 2 else agree(reason)  # noqa: E731
+    last = lambda reason: reason if next(votes) == 1 else agree(reason)  # noqa: E731
     return run_switch(Without(steps, "roll_back"), last, target, **options)
 
 
@@ -136,7 +136,7 @@ def leave_the_bytes_there(steps, agree, target, **options):
 
 def go_on_after_ones_own_failure_to_prepare(steps, agree, target, **options):
     votes = itertools.count()
-    return run_switch(steps, lambda reason: None if next(votes) == 1 else agree(reason), target, **options)
+    return run_switch(steps, lambda reason: agree(reason if next(votes) else None), target, **options)
 
 
 def leave_the_places_taken(steps, agree, target, **options):
@@ -156,11 +156,11 @@ def take_an_exception_for_a_refusal(steps, agree, target, **options):
     [
         (go_on_after_ones_own_failure_to_prepare, ("raise",), "the target was not made ready"),
         (commit_without_agreement, ("refuse",), "a refusal ends the engine"),
-        (move_without_agreement, ("refuse",), "a refusal ends the engine"),
+        (move_kv_without_agreement, ("refuse",), "a refusal ends the engine"),
         (go_on_after_ones_own_refusal, ("refuse",), "a refusal ends the engine"),
         (roll_back_alone_and_only_in_name, ("refuse",), "ranks in different layouts"),
         (leave_the_bytes_there, ("refuse",), "bytes of two layouts on a rank"),
-        (leave_the_places_taken, ("refuse",), "places in the target are not what the layout says"),
+        (leave_the_places_taken, ("refuse",), "places in the target are not free"),
         (do_not_wait_for_the_bytes, (), "bytes of two layouts on a rank"),
         (take_an_exception_for_a_refusal, ("raise",), "ranks are in different collectives"),
     ],
