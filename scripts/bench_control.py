@@ -126,6 +126,7 @@ def _request(index: int, state):
     req.output_ids = [token * 7 % 512 for token in range(RESPONSE)]
     req.output_token_logprobs_val = [-0.5] * RESPONSE
     req.output_token_logprobs_idx = list(req.output_ids)
+    req.send_output_token_logprobs_offset = RESPONSE - RESPONSE % 50  # SGLang delivers them every 50 tokens
     req.kv_committed_len = req.kv_allocated_len = PROMPT + RESPONSE - 1
     req.cache_protected_len = PROMPT
     return req

@@ -12,7 +12,7 @@ class Aside:
     def __init__(self, device: torch.device):
         self._stream = self._ready = None
         if device.type == "cuda":
-            self._stream, self._ready = torch.cuda.Stream(device), torch.cuda.Event()
+            self._stream, self._ready = torch.cuda.Stream(device, priority=-1), torch.cuda.Event()
 
     def begin(self) -> None:
         """What has been given to the current stream so far comes before all that is computed aside."""

@@ -88,11 +88,12 @@ def _table_rows(state: LayoutState, spans: Sequence[tuple[int, int, int]]) -> to
 
 def _spans(lengths: Sequence[int], *firsts: Sequence[int], like: torch.Tensor) -> list[torch.Tensor]:
     """For each of `firsts`: first, first + 1, ... of every span, one span after the other, on the device of `like`."""
-    numbers = torch.tensor([lengths, *firsts], dtype=torch.int64)
+    # Pinned, so that the host need not wait for the copy, which may come behind weights that move.
+    numbers = torch.tensor([lengths, *firsts], dtype=torch.int64, pin_memory=like.is_cuda)
     lengths_S = numbers[0]
     starts_S = lengths_S.cumsum(0) - lengths_S
     numbers[1:] -= starts_S
     total = int(lengths_S.sum())
-    on_device = numbers.to(like.device)
+    on_device = numbers.to(like.device, non_blocking=True)
     counted_T = torch.arange(total, device=like.device)
     return [torch.repeat_interleave(shift_S, on_device[0], output_size=total) + counted_T for shift_S in on_device[1:]]

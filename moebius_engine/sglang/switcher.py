@@ -237,7 +237,7 @@ class Switcher:
             requests.forget_place(req)
         assert plan.landing is not None
         plan.landing.settle_in()
-        source.clear()
+        self._clear(source)
         destination.select(s)
         s.new_token_ratio = plan.handover.new_token_ratio
         grammars.hand_out(s.grammar_manager.grammar_backend, plan.handover.roster.all, plan.grammars, plan.target)
@@ -246,7 +246,12 @@ class Switcher:
         draw_anew(s.random_seed, self._switches, plan.target, self._rank)
 
     def abandon(self) -> None:
-        self._s.layouts[self._require_plan().target].clear()
+        self._clear(self._s.layouts[self._require_plan().target])
+
+    def _clear(self, state: LayoutState) -> None:
+        self._aside.begin()
+        with self._aside.used():  # where there is memory for a large tensor: all rows are free
+            state.clear()
 
     def _by_ep_rank(self, plan: Plan) -> list[list[Place]]:
         if plan.target == Layout.EP:
