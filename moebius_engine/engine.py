@@ -293,7 +293,7 @@ class SwitchingEngine(BlockingCalls, Engine):
 
         tags: of "weights" and "kv_cache", both by default. After "weights", generation is refused until they have been
         resumed and a full update has arrived. On a CPU nothing is freed, all else is the same. Raises ValueError for
-        an unknown tag, RuntimeError if requests are in flight or the memory cannot be given back.
+        an unknown tag, RuntimeError if requests are in flight, if it has been given back already, or if it cannot be.
         """
         refused = (await self._command("release", tags=check_tags(tags)))[0]["refused"]
         if refused:

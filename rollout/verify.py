@@ -109,6 +109,7 @@ def run(
         for layout in (Layout.TP, Layout.EP):
             task = progress.add_task(f"static {layout}", total=len(requests))
             static = SwitchConfig(policy="off", static_layout=layout, share_gpu=share_gpu)
+            began = time.monotonic()
             with _engine(model, ranks, dtype, static) as engine:
                 fresh[layout] = engine.weight_digests()
                 answers = engine.loop.run_until_complete(
@@ -118,11 +119,12 @@ def run(
                 if isinstance(findings, ForcedFindings):
                     for drawn in unswitched.values():  # also what the layout before this one has drawn
                         findings.add_unswitched(drawn, _read(engine, requests, drawn))
+            _say(console, f"static {layout}: {len(requests)} answers", began)
         chosen = findings.choose(unswitched) if exact else range(len(requests))
         for number in sorted(set(range(len(requests))) - set(chosen)):
             console.print(f"Left out: request {number}, on which the static runs differ", highlight=False)
         if not findings.faults:
-            task = progress.add_task("switching", total=switches)
+            task, began = progress.add_task("switching", total=switches), time.monotonic()
             config = SwitchConfig(policy="ep", check_bytes=True, timeout_s=DEADLINE_S, share_gpu=share_gpu)
             with _engine(model, ranks, dtype, config) as engine:
                 switcher = _switch_all(engine, switches, fresh, findings, lambda: progress.advance(task))
@@ -135,12 +137,19 @@ def run(
                 if isinstance(findings, ForcedFindings) and numbered:
                     numbers, answers = zip(*numbered, strict=True)
                     findings.add_switched(numbers, answers, _read(engine, [requests[n] for n in numbers], answers))
+            _say(console, f"switching: {len(findings.inflight)} switches, {len(numbered)} answers", began)
             if exact:
                 for number, answer in numbered:
                     findings.add_answer(number, answer, {name: run_[number] for name, run_ in unswitched.items()})
     for reason in findings.faults:
         console.print(f"FAILED: {reason}", markup=False, highlight=False, soft_wrap=True)
     return findings.result()
+
+
+def _say(console: Console, what: str, began: float) -> None:
+    """A line where there is no terminal to draw the progress on."""
+    if not console.is_terminal:
+        console.print(f"{what}, {time.monotonic() - began:.0f} s", highlight=False)
 
 
 def _small_model(folder: str, ranks: int) -> str:

@@ -49,15 +49,14 @@ def main(
             switch=SwitchConfig(policy="ep", transfer=transfer, share_gpu=share_gpu, timeout_s=60),
             **server_args(batch_sizes=sizes, requests=most, tokens=most * (PROMPT + tokens + 1)),
         )
-        rows = []
+        held, rows = setting(ranks, layers, share_gpu, transfer=transfer, **{"tokens a response": tokens}), []
         try:
             for count, shared in zip(requests, samples * (len(requests) // len(samples)), strict=True):
                 rows.append(engine.loop.run_until_complete(_measure(engine, count, shared, tokens, switches)))
+                out.write_text(json.dumps({"setting": held, "rows": rows}, indent=2) + "\n", encoding="utf-8")
                 typer.echo(json.dumps({key: rows[-1][key] for key in ("requests", "samples", "median_ms")}))
         finally:
             engine.shutdown()
-    held = setting(ranks, layers, share_gpu, transfer=transfer, **{"tokens a response": tokens})
-    out.write_text(json.dumps({"setting": held, "rows": rows}, indent=2) + "\n", encoding="utf-8")
 
 
 async def _measure(engine: SwitchingEngine, requests: int, samples: int, tokens: int, switches: int) -> dict:

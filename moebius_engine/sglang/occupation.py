@@ -37,6 +37,8 @@ class Occupation:
     def refusal(self, tags: Collection[str]) -> str:
         """Why release(tags) is not possible now; empty if it is. The same on all ranks."""
         memory, inflight = self._s.tp_worker.arena.memory, self._s.requests_on_all_ranks()
+        if again := self._released & set(tags):
+            return f"the memory of {' and '.join(sorted(again))} has been released already; nothing was released"
         if inflight:
             return f"{inflight} requests are in flight: finish or abort them before {list(tags)} can be released"
         if memory is not None and not memory.can_sleep:
@@ -44,7 +46,7 @@ class Occupation:
         return ""
 
     def release(self, tags: Collection[str]) -> None:
-        """Give back the memory of these tags (TAGS): content is lost, addresses stay. Twice is no error.
+        """Give back the memory of these tags (TAGS): content is lost, addresses stay.
 
         Cached prefixes are dropped. "weights" leaves the engine in EP, and generation is refused until they have been
         resumed and a full set of weights has arrived. Raises RuntimeError if `refusal` has a reason.
@@ -59,12 +61,11 @@ class Occupation:
             if s.layout == Layout.TP and s.tp_worker.weights.complete:
                 s.switch(Layout.EP, "step", with_weights=False)
             s.tp_worker.weights.invalidate()
-        fresh = [tag for tag in tags if tag not in self._released]
         if s.tp_worker.arena.memory is None:
-            log.info("memory of %s is released in name only: it is no CUDA device's", fresh)
-        elif fresh:
-            s.tp_worker.mover.sleep([TAGS[tag] for tag in fresh])
-        self._released |= set(fresh)
+            log.info("memory of %s is released in name only: it is no CUDA device's", list(tags))
+        else:
+            s.tp_worker.mover.sleep([TAGS[tag] for tag in tags])
+        self._released |= set(tags)
 
     def resume(self, tags: Collection[str]) -> None:
         """Take memory for these tags again, at the same addresses, of undefined content. Twice is no error.

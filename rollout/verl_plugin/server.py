@@ -47,6 +47,7 @@ class MoebiusServer(SGLangHttpServer):
             str(self.model_config.local_path), ranks=found.ranks, switch=found.switch, **arguments | found.server_args
         )
         self.steps = Steps(self.engine, self.dump)
+        self._released: set[str] = set()  # of the tags of memory
         self._numbers = itertools.count()  # of the requests, as they are sent
         self.seeds = Seeds(self.config.seed)
         self.tokenizer_manager = self.engine.tokenizer_manager
@@ -211,15 +212,19 @@ class MoebiusServer(SGLangHttpServer):
         return ["kv_cache"] if self.rollout_mode == RolloutMode.STANDALONE else ["kv_cache", "weights"]
 
     async def release_memory(self, tags: list[str]) -> None:
-        """Gives device memory back by tag, "weights" or "kv_cache"; on a CPU in name only. The step has ended.
+        """Gives device memory back by tag, "weights" or "kv_cache"; on a CPU in name only. The step has ended. What has
+        been given back already is left out: verl releases the KV cache alone, and later all.
 
         Raises RuntimeError while requests are in flight.
         """
-        await self.engine.async_release_memory_occupation(tags)
+        if fresh := [tag for tag in tags if tag not in self._released]:
+            await self.engine.async_release_memory_occupation(fresh)
+            self._released |= set(fresh)
 
     async def resume_memory(self, tags: list[str]) -> None:
         """Takes it again. Weights come with the update that follows."""
         await self.engine.async_resume_memory_occupation(tags)
+        self._released -= set(tags)
 
 
 def _free_port(replica_rank: int) -> int:

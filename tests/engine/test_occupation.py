@@ -31,7 +31,8 @@ def test_weights_must_be_resumed_and_sent_again(engine, checkpoint, layout):
     assert health["layout"] == "ep" and not health["ok"]
     assert refusals(engine) == {"the memory of kv_cache and weights has been released: resume it first"}
     assert "released" in engine.switch("tp").refused
-    engine.release_memory_occupation(["weights"])  # twice is no error
+    with pytest.raises(RuntimeError, match="memory of weights has been released already; nothing was released"):
+        engine.release_memory_occupation(["weights"])
     engine.resume_memory_occupation(["weights"])
     engine.update_weights(checkpoint.items())
     assert refusals(engine) == {"the memory of kv_cache has been released: resume it first"}

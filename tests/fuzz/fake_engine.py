@@ -340,6 +340,8 @@ class FakeEngine:
         return self.layout
 
     async def async_release_memory_occupation(self, tags: list[str]) -> None:
+        if self._released & set(tags):
+            raise RuntimeError(f"the memory of {self._released} has been released already")
         if not await self.flush():
             raise RuntimeError(f"{self._inflight()} requests are in flight")
         if "weights" in tags:
