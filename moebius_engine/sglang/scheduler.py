@@ -86,6 +86,8 @@ class SwitchingScheduler(Scheduler):
         self.tp_worker.before_writing = self._before_weights_are_written
         self._decision: Layout | None = None  # rank 0's, told to all in this step's exchange
         self._idle_steps = self._received = 0
+        self._arrived: list = []  # requests of this rank alone, that come after this step's messages
+        self._late: list = []  # those that a switch to TP came before: for the next exchange
         self.tokens_generated = 0
         if self.tp_rank == 0:
             log.info("memory of rank 0:\n%s", footprint.describe(footprint.footprint(self)))
@@ -133,15 +135,27 @@ class SwitchingScheduler(Scheduler):
                 self._decision = None
         work, control = self._split_work_and_control_reqs(self._drain_sockets())
         self._received += len(work)
+        work, self._late = self._late + work, []
         self.inbox.send(self.layout, work, control, self._header(len(work), len(control)))
-        # TP's ranks go in step anyhow, so they wait for the exchange, and need not keep a request until the next. In EP
-        # control messages of the last exchange come before requests that its headers do not count.
-        messages += self.inbox.receive(self.layout) if self.layout == Layout.TP else work
+        if self.layout == Layout.TP:
+            # The ranks go in step anyhow, so they wait for the exchange, and need not keep a request until the next.
+            messages += self.inbox.receive(self.layout)
+        else:
+            self._arrived = work
         self._pace.exchanged(self.inbox.headers[0].skip)
-        self._idle_steps = 0 if messages or control or inflight else self._idle_steps + 1
+        self._idle_steps = 0 if messages or work or control or inflight else self._idle_steps + 1
         if self._idle_steps > _IDLE_STEPS:
             time.sleep(min(_MOST_IDLE_SLEEP_S, _IDLE_SLEEP_S * self._idle_steps))
         return messages
+
+    def process_input_requests(self, recv_reqs: list) -> None:
+        """In EP control messages of the last exchange come before requests that its headers do not count."""
+        super().process_input_requests(recv_reqs)
+        arrived, self._arrived = self._arrived, []
+        if self.layout == Layout.EP:
+            super().process_input_requests(arrived)
+        else:
+            self._late += arrived  # one of the messages has led to TP, where all ranks must get them
 
     def _decoding(self) -> int:
         """Requests of all ranks if all of them decode, as far as the last exchange and rank 0's last batch say."""
