@@ -1,4 +1,4 @@
-"""What the checks of a switch cost on its normal path: the sums of one layer move in 61, and the vote before KV moves.
+"""What the checks of a switch cost on its normal path: the sums of the layer moves that are compared, and a vote.
 
     python scripts/bench_checks.py --out benchmarks/checks_cpu.json
 

@@ -60,7 +60,7 @@ def _activity(scheduler: Any) -> Activity:
     busy = getattr(scheduler, "activity", Activity.SERVING)
     if busy != Activity.SERVING:
         return busy
-    if getattr(scheduler, "_closed", ""):
+    if getattr(scheduler, "closed", ""):
         return Activity.CLOSED
     return Activity.PAUSED if scheduler._engine_paused else Activity.SERVING
 

@@ -3,71 +3,43 @@
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
-import zmq
-from sglang.srt.managers.io_struct import (
-    AbortReq,
-    GetInternalStateReq,
-    GetLoadsReqInput,
-    GetLoadsReqOutput,
-    PauseGenerationReqInput,
-    ReleaseMemoryOccupationReqInput,
-    ReleaseMemoryOccupationReqOutput,
-    ResumeMemoryOccupationReqInput,
-    ResumeMemoryOccupationReqOutput,
-    UpdateWeightFromDiskReqInput,
-    UpdateWeightFromDiskReqOutput,
-    UpdateWeightsFromDistributedReqInput,
-    UpdateWeightsFromDistributedReqOutput,
-    UpdateWeightsFromIPCReqInput,
-    UpdateWeightsFromIPCReqOutput,
-    UpdateWeightsFromTensorReqInput,
-    UpdateWeightsFromTensorReqOutput,
-)
+from sglang.srt.managers.io_struct import AbortReq, GetLoadsReqInput, GetLoadsReqOutput
 from sglang.srt.managers.schedule_batch import FINISH_ABORT, Req
-from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.server_args import ServerArgs
 
 from moebius_engine.config import SwitchConfig
 from moebius_engine.layout import Layout
 from moebius_engine.layout.partition import Capacity
-from moebius_engine.sglang import commands, footprint
+from moebius_engine.sglang import footprint
+from moebius_engine.sglang.control_messages import ControlMessages
 from moebius_engine.sglang.dispatch import report_load
-from moebius_engine.sglang.handover import rows_to_fill
-from moebius_engine.sglang.inbox import Header, Inbox
-from moebius_engine.sglang.occupation import Occupation, check_tags
-from moebius_engine.sglang.pace import Pace
+from moebius_engine.sglang.intake import Intake
+from moebius_engine.sglang.occupation import Occupation
 from moebius_engine.sglang.payoff_check import PayoffCheck
-from moebius_engine.sglang.roster import end_aborted, read_roster, report, retract
+from moebius_engine.sglang.roster import end_aborted, report
 from moebius_engine.sglang.scheduler_state import attach_scheduler_state
 from moebius_engine.sglang.settle import settle
 from moebius_engine.sglang.switcher import Switcher
 from moebius_engine.sglang.trace import Trace, refused_switch
 from moebius_engine.sglang.worker import SwitchingWorker
 from moebius_engine.switch.policy import Policy
-from moebius_engine.switch.room import Held, no_room
+from moebius_engine.switch.room import no_room
 from moebius_engine.switch.step_clock import StepClock
 from moebius_engine.telemetry import SwitchReason
 from moebius_engine.vitals import Activity
 
 log = logging.getLogger(__name__)
 
-_IDLE_STEPS = 100  # steps without work after which an idle engine sleeps between polls,
-_IDLE_SLEEP_S = 1e-5  # longer with every step,
-_MOST_IDLE_SLEEP_S = 0.005  # up to this
-_OTHER_UPDATE = "a switching engine takes weights through update_weights_from_tensor only; nothing was written"
 
-
-class SwitchingScheduler(Scheduler):
+class SwitchingScheduler(ControlMessages):
     """One rank's scheduler. `tp_server_args` and `config` are set on a subclass by table.switching_hooks."""
 
     tp_server_args: ServerArgs
     config: SwitchConfig
     chunked_req: Req | None
     waiting_queue: list[Req]
-    activity = Activity.SERVING  # told with the heartbeat
 
     def __init__(self, *args, **kwargs):
         self.layout = Layout.EP
@@ -76,7 +48,8 @@ class SwitchingScheduler(Scheduler):
         self.layouts = self.tp_worker.layouts
         attach_scheduler_state(self)
         self.layouts[Layout.EP].select(self)
-        self.inbox, self._pace = Inbox(self.tp_worker.host_group), Pace()
+        self.intake = Intake(self)
+        self.inbox = self.intake.inbox
         self.trace = Trace(self.tp_size)
         self.expert_load = self.layouts[Layout.EP].runner.expert_load
         self.switch_policy, self.step_clock = Policy(self.config), StepClock()
@@ -84,10 +57,6 @@ class SwitchingScheduler(Scheduler):
         self.switcher = Switcher(self)
         self.occupation = Occupation(self)
         self.tp_worker.before_writing = self._before_weights_are_written
-        self._decision: Layout | None = None  # rank 0's, told to all in this step's exchange
-        self._idle_steps = self._received = 0
-        self._arrived: list = []  # requests of this rank alone, that come after this step's messages
-        self._late: list = []  # those that a switch to TP came before: for the next exchange
         self.tokens_generated = 0
         if self.tp_rank == 0:
             log.info("memory of rank 0:\n%s", footprint.describe(footprint.footprint(self)))
@@ -124,38 +93,19 @@ class SwitchingScheduler(Scheduler):
     def recv_requests(self) -> list:
         if self.tp_rank == 0:
             self.step_clock.turn(time.monotonic(), self.layout, self._decoding())
-        if not self._pace.is_due():
-            return []
-        messages = self.inbox.receive(self.layout)  # of the exchange under way: there is none in TP
-        inflight = self.inbox.inflight()
-        if self.tp_rank == 0:
-            self.trace.sample(self.inbox.layout, self.inbox.headers, inflight)
-            self._decision = self.switch_policy.observe(time.monotonic(), inflight, self.layout)
-            if self._decision and self.payoff_check and not self.payoff_check.allows(self._decision, inflight):
-                self._decision = None
-        work, control = self._split_work_and_control_reqs(self._drain_sockets())
-        self._received += len(work)
-        work, self._late = self._late + work, []
-        self.inbox.send(self.layout, work, control, self._header(len(work), len(control)))
-        if self.layout == Layout.TP:
-            # The ranks go in step anyhow, so they wait for the exchange, and need not keep a request until the next.
-            messages += self.inbox.receive(self.layout)
-        else:
-            self._arrived = work
-        self._pace.exchanged(self.inbox.headers[0].skip)
-        self._idle_steps = 0 if messages or work or control or inflight else self._idle_steps + 1
-        if self._idle_steps > _IDLE_STEPS:
-            time.sleep(min(_MOST_IDLE_SLEEP_S, _IDLE_SLEEP_S * self._idle_steps))
-        return messages
+        return self.intake.receive()
 
     def process_input_requests(self, recv_reqs: list) -> None:
-        """In EP control messages of the last exchange come before requests that its headers do not count."""
         super().process_input_requests(recv_reqs)
-        arrived, self._arrived = self._arrived, []
-        if self.layout == Layout.EP:
-            super().process_input_requests(arrived)
-        else:
-            self._late += arrived  # one of the messages has led to TP, where all ranks must get them
+        super().process_input_requests(self.intake.arrived())
+
+    def decide(self, inflight: int) -> Layout | None:
+        """Rank 0, before each exchange: the layout to switch to. inflight: requests of all ranks."""
+        self.trace.sample(self.inbox.layout, self.inbox.headers, inflight)
+        decision = self.switch_policy.observe(time.monotonic(), inflight, self.layout)
+        if decision and self.payoff_check and not self.payoff_check.allows(decision, inflight):
+            return None
+        return decision
 
     def _decoding(self) -> int:
         """Requests of all ranks if all of them decode, as far as the last exchange and rank 0's last batch say."""
@@ -164,40 +114,11 @@ class SwitchingScheduler(Scheduler):
         inflight = self.inbox.inflight()
         return inflight if inflight == self.inbox.running() else 0
 
-    def _drain_sockets(self) -> list:
-        received = []
-        for socket in (self.recv_from_tokenizer, self.recv_from_rpc):
-            while True:
-                try:
-                    received.append(socket.recv_pyobj(zmq.NOBLOCK))
-                except zmq.Again:
-                    break
-        return received
-
-    def _header(self, work: int, control: int) -> Header:
-        requests, admitted = self.requests_in_flight(), 0 if self.layout == Layout.TP or self._closed else work
-        decision = 0 if self._decision is None else 1 + list(Layout).index(self._decision)
-        running = len(requests) - len(self.waiting_queue) - len(self.grammar_manager)
-        skip = 0
-        if self.tp_rank == 0:
-            arriving = work + control + sum(header.work + header.control for header in self.inbox.headers)
-            skip = self._pace.skip(time.monotonic(), quiet=bool(requests) and not arriving)
-        inflight, held = len(requests) + admitted, self._held(running)
-        return Header(work, control, inflight, running, self.tokens_generated, decision, skip, *held)
-
-    def _held(self, running: int) -> Held:
-        filling = [*self.parked, *([] if self.chunked_req is None else [self.chunked_req])]
-        allocator, tree = self.token_to_kv_pool_allocator, self.tree_cache
-        rows = allocator.size - allocator.available_size() - tree.evictable_size()
-        return Held(running, rows + rows_to_fill(filling, self.page_size))
-
     def _no_room(self, target: Layout) -> str | None:
-        """The same on every rank: by the headers of the last exchange."""
         if target == Layout.EP:
             return None  # a request that does not fit there waits
         state = self.layouts[target]
-        everyone = [Held(header.held, header.rows) for header in self.inbox.headers]
-        return no_room(everyone, Capacity(state.requests.size, state.allocator.size))
+        return no_room(self.intake.held(), Capacity(state.requests.size, state.allocator.size))
 
     def requests_in_flight(self) -> list[Req]:
         """Requests of this rank that have not finished, in any state."""
@@ -216,7 +137,7 @@ class SwitchingScheduler(Scheduler):
             target = list(Layout)[decision - 1]
             if target != self.layout:
                 self.switch(target, "policy")
-        if self._closed:
+        if self.closed:
             settle(self)  # an unmerged prefill batch would be lost with the step
             end_aborted(self)
             return None
@@ -237,10 +158,10 @@ class SwitchingScheduler(Scheduler):
         with_weights: False only with a full set of weights in place, nothing in flight, and a full update to follow;
         then the KV cache may have been released too.
         """
-        if with_weights and (refusal := self._closed or self._no_room(target)):
+        if with_weights and (refusal := self.closed or self._no_room(target)):
             record = refused_switch(self, target, reason, refusal)
         else:
-            with self._doing(Activity.SWITCHING):
+            with self.doing(Activity.SWITCHING):
                 record = self.switcher.run(target, reason, with_weights)
         self.step_clock.interrupted()
         self.inbox.forget_decision()
@@ -255,25 +176,17 @@ class SwitchingScheduler(Scheduler):
         self.trace.switched(record)
         return record
 
-    @contextmanager
-    def _doing(self, activity: Activity) -> Iterator[None]:
-        before, self.activity = self.activity, activity
-        try:
-            yield
-        finally:
-            self.activity = before
-
-    @property
-    def _closed(self) -> str:
-        """Why nothing can be generated now; empty if it can."""
-        return self.occupation.reason or self.tp_worker.weights.reason
+    def _before_weights_are_written(self) -> None:
+        """A full update replaces every weight: with nothing in flight, load it into EP, moving nothing."""
+        if self.layout == Layout.TP and self.tp_worker.weights.complete and not self.requests_on_all_ranks():
+            self.switch(Layout.EP, "step", with_weights=False)
 
     # ---- requests
 
     def handle_generate_request(self, recv_req) -> None:
         super().handle_generate_request(recv_req)
-        if self._closed:
-            self._end_waiting(lambda req: req.rid == recv_req.rid, self._closed)
+        if self.closed:
+            self._end_waiting(lambda req: req.rid == recv_req.rid, self.closed)
 
     def _add_request_to_queue(self, req: Req, is_retracted: bool = False) -> None:
         super()._add_request_to_queue(req, is_retracted)
@@ -330,63 +243,8 @@ class SwitchingScheduler(Scheduler):
     def get_loads(self, req: GetLoadsReqInput | None = None) -> GetLoadsReqOutput:
         loads = super().get_loads(req)
         if self.layout == Layout.EP:  # in TP it does not matter which rank receives a request
-            report_load(loads, held=len(self.requests_in_flight()), received=self._received)
+            report_load(loads, held=len(self.requests_in_flight()), received=self.intake.received)
         return loads
 
     def is_fully_idle(self, for_health_check: bool = False) -> bool:
         return not self.parked and super().is_fully_idle(for_health_check)
-
-    # ---- control
-
-    def get_internal_state(self, recv_req: GetInternalStateReq):
-        if isinstance(recv_req, commands.Command):
-            return commands.handle(self, recv_req)
-        return super().get_internal_state(recv_req)
-
-    def pause_generation(self, recv_req: PauseGenerationReqInput) -> None:
-        """As upstream, except that a half-prefilled request stays one: upstream lets it decode unfinished."""
-        self._engine_paused = True
-        if recv_req.mode == "in_place":
-            return
-        settle(self)
-        if recv_req.mode == "retract":
-            retract(self, read_roster(self).held)
-
-    def update_weights_from_tensor(self, recv_req: UpdateWeightsFromTensorReqInput):
-        if refusal := self.occupation.update_refusal:
-            return UpdateWeightsFromTensorReqOutput(False, refusal)
-        if recv_req.flush_cache and (requests := self.requests_on_all_ranks()):
-            return UpdateWeightsFromTensorReqOutput(
-                False,
-                f"flush_cache=True needs an idle engine, {requests} requests are in flight: "
-                "abort them, or pass flush_cache=False; nothing was written",
-            )
-        with self._doing(Activity.UPDATING):
-            settle(self)  # a batch of finished requests would keep the cache from being flushed
-            return super().update_weights_from_tensor(recv_req)
-
-    def requests_on_all_ranks(self) -> int:
-        """Requests in flight, those of this step included. From the headers, so that all ranks answer the same."""
-        return self.inbox.inflight() + (0 if self._closed else self.inbox.arriving())
-
-    def _before_weights_are_written(self) -> None:
-        """A full update replaces every weight: with nothing in flight, load it into EP, moving nothing."""
-        if self.layout == Layout.TP and self.tp_worker.weights.complete and not self.requests_on_all_ranks():
-            self.switch(Layout.EP, "step", with_weights=False)
-
-    def release_memory_occupation(self, recv_req: ReleaseMemoryOccupationReqInput):
-        self.occupation.release(check_tags(recv_req.tags))
-        return ReleaseMemoryOccupationReqOutput()
-
-    def resume_memory_occupation(self, recv_req: ResumeMemoryOccupationReqInput):
-        self.occupation.resume(check_tags(recv_req.tags))
-        return ResumeMemoryOccupationReqOutput()
-
-    def update_weights_from_disk(self, recv_req: UpdateWeightFromDiskReqInput):
-        return UpdateWeightFromDiskReqOutput(False, _OTHER_UPDATE, 0)
-
-    def update_weights_from_distributed(self, recv_req: UpdateWeightsFromDistributedReqInput):
-        return UpdateWeightsFromDistributedReqOutput(False, _OTHER_UPDATE)
-
-    def update_weights_from_ipc(self, recv_req: UpdateWeightsFromIPCReqInput):
-        return UpdateWeightsFromIPCReqOutput(False, _OTHER_UPDATE)
