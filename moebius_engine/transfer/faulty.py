@@ -37,12 +37,15 @@ class FaultyTransfer:
             self._flip(next(block for block in blocks if block.destination == self._rank), spoilt)
 
     def _flip(self, block: Block, move: LayerMove) -> None:
+        """A bit of the first element. It alone is written: a listed row may occur twice."""
         view, index = move.destination[block.tensor], block.destination_index
-        arrived = view[index].clone()
-        word = arrived.reshape(-1)[:1].clone().view(torch.uint8)
+        assert index is not None  # a rank knows its own rows
+        rows, *others = index
+        first = rows.start or 0 if isinstance(rows, slice) else int(rows[0])
+        place = (first, *(cut.start or 0 for cut in others), *[0] * (view.ndim - len(index)))
+        word = view[place].reshape(1).clone().view(torch.uint8)
         word[0] ^= 1
-        arrived[(0,) * arrived.ndim] = word.view(arrived.dtype)[0]
-        view[index] = arrived
+        view[place] = word.view(view.dtype)[0]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transfer, name)
