@@ -2,8 +2,9 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Collection, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from moebius_engine.async_calls import AsyncCalls
 from moebius_engine.calibration.start import BUDGET_S, CONTEXT
 from moebius_engine.calibration.store import Calibration
 from moebius_engine.config import SwitchConfig
@@ -12,14 +13,10 @@ from moebius_engine.telemetry import StepTrace, SwitchRecord, UpdateRecord
 from moebius_engine.weights.buckets import NamedTensors
 
 
-class BlockingCalls:
-    """Mixed into SwitchingEngine, which has an `async_` method for each and SGLang's event loop."""
+class BlockingCalls(AsyncCalls):
+    """The part of SwitchingEngine (engine.py) that waits in SGLang's event loop."""
 
     loop: asyncio.AbstractEventLoop
-
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any: ...
 
     def _run(self, coroutine):
         return self.loop.run_until_complete(coroutine)
