@@ -223,9 +223,10 @@ def test_retraction_in_both_layouts(engine, layout):
     async def go() -> tuple[list[dict], list]:
         task = asyncio.ensure_future(engine.async_generate(**request))
         await until(
-            engine, lambda health: health["inflight"] == 6 and not any(r["prefilling"] for r in health["ranks"])
+            engine,
+            lambda health: health["inflight"] == 6 and not any(r["prefilling"] + r["waiting"] for r in health["ranks"]),
         )
-        await until(engine, lambda health: any(rank["waiting"] for rank in health["ranks"]))
+        await until(engine, lambda health: any(rank["waiting"] for rank in health["ranks"]))  # a retracted one
         records = []
         for target in (other, layout):
             records.append(await engine.async_switch(target))

@@ -23,14 +23,8 @@ def prepare(ranks: int | None = None) -> None:
     must have one entry a rank.
 
     ranks: scheduler processes of the engine that is about to start; None if none is. A rank imports what its parent's
-    script imports, and must not undo what the parent has set for it. Raises RuntimeError if SGLang has been imported
-    already, for another platform.
+    script imports, and must not undo what the parent has set for it.
     """
-    if "SGLANG_USE_CPU_ENGINE" not in os.environ and (found := _imported()):
-        raise RuntimeError(
-            f"{found} was imported before moebius_engine.engine, and SGLang has taken this machine for one with a GPU: "
-            "import moebius_engine.engine first, or set SGLANG_USE_CPU_ENGINE=1"
-        )
     if str(STAND_IN) not in sys.path:
         sys.path.insert(0, str(STAND_IN))
         importlib.invalidate_caches()
@@ -45,11 +39,6 @@ def prepare(ranks: int | None = None) -> None:
     os.environ["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(str(cores[rank % len(cores)]) for rank in range(ranks))
     # Ranks share the cores; torch's default of one thread a core would have them fight.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(cores) // ranks)))
-
-
-def _imported() -> str | None:
-    """A module of SGLang's runtime that reads the platform when it is imported."""
-    return next((name for name in sys.modules if name.startswith("sglang.srt.")), None)
 
 
 ENGINE_ARGUMENTS = {
