@@ -330,7 +330,8 @@ def test_verify_ends_with_its_json_and_code(monkeypatch, ok, code):
 
     monkeypatch.setitem(sys.modules, "rollout.verify", SimpleNamespace(run=run))
     result = CliRunner().invoke(app, ["verify", "--switches", "4", "--ranks", "2"])
-    assert (result.exit_code, calls) == (code, [{"switches": 4, "ranks": 2, "dtype": "float32", "share_gpu": False}])
+    asked = {"switches": 4, "ranks": 2, "dtype": "float32", "share_gpu": False, "model": None}
+    assert (result.exit_code, calls) == (code, [asked])
     assert json.loads(result.stdout.splitlines()[-1]) == {"switches": 4, "ok": ok}
 
 
