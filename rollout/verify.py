@@ -93,7 +93,6 @@ def run(
     standard error. Raises ValueError for a model that P ranks cannot hold, TimeoutError if an engine does not answer
     within DEADLINE_S. The engines are stopped in any case.
     """
-
     console = console or Console(stderr=True)
     exact = dtype == "float32"
     findings = Findings() if exact else ForcedFindings()

@@ -91,7 +91,6 @@ class Intake:
             tokens=s.tokens_generated,
             decision=0 if decision is None else 1 + list(Layout).index(decision),
             skip=skip,
-            held=running,
             rows=self._rows(),
         )
 
@@ -105,4 +104,4 @@ class Intake:
 
     def held(self) -> list[Held]:
         """By the headers of the last exchange, so the same on every rank: what each one holds."""
-        return [Held(header.held, header.rows) for header in self.inbox.headers]
+        return [Held(header.running, header.rows) for header in self.inbox.headers]

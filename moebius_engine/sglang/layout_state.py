@@ -10,6 +10,7 @@ from sglang.srt.layers.moe.utils import initialize_moe_config
 from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
 
 from moebius_engine.layout import Layout
+from moebius_engine.layout.partition import Capacity
 from moebius_engine.sglang import grammars
 
 # Module → globals whose value depends on the layout (shared by the whole process).
@@ -97,6 +98,11 @@ class LayoutState:
     def allocator(self):
         """SGLang's KV row allocator."""
         return self.runner.token_to_kv_pool_allocator
+
+    @property
+    def capacity(self) -> Capacity:
+        """Of one rank."""
+        return Capacity(self.requests.size, self.allocator.size)
 
     @property
     def tree(self):

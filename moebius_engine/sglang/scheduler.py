@@ -11,7 +11,6 @@ from sglang.srt.server_args import ServerArgs
 
 from moebius_engine.config import SwitchConfig
 from moebius_engine.layout import Layout
-from moebius_engine.layout.partition import Capacity
 from moebius_engine.sglang import footprint
 from moebius_engine.sglang.control_messages import ControlMessages
 from moebius_engine.sglang.dispatch import report_load
@@ -115,10 +114,11 @@ class SwitchingScheduler(ControlMessages):
         return inflight if inflight == self.inbox.running() else 0
 
     def _no_room(self, target: Layout) -> str | None:
+        """By what all ranks have last heard, so the same on all. A prefix that requests of several ranks share counts
+        once for each, and what has come in since does not: the plan (Switcher.prepare) is exact."""
         if target == Layout.EP:
             return None  # a request that does not fit there waits
-        state = self.layouts[target]
-        return no_room(self.intake.held(), Capacity(state.requests.size, state.allocator.size))
+        return no_room(target, self.intake.held(), self.layouts[target].capacity)
 
     def requests_in_flight(self) -> list[Req]:
         """Requests of this rank that have not finished, in any state."""

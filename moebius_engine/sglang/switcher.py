@@ -14,7 +14,6 @@ import torch.distributed as dist
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
 from moebius_engine.layout import Layout
-from moebius_engine.layout.partition import Capacity
 from moebius_engine.layout.plan import Block, RowMove, kv_blocks
 from moebius_engine.memory.scratch import Scratch
 from moebius_engine.sglang import grammars, handover, kv_rows, placement, requests, row_moves
@@ -32,6 +31,7 @@ from moebius_engine.sglang.roster import Roster, read_roster, retract, write_ros
 from moebius_engine.sglang.settle import settle
 from moebius_engine.switch.coordinator import run_switch
 from moebius_engine.switch.faults import FaultySteps
+from moebius_engine.switch.room import Held, no_room
 from moebius_engine.telemetry import SwitchReason, SwitchRecord
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class Plan:
     blocks: list[Block] = field(default_factory=list)
     landing: Landing | None = None
     grammars: Grammars = field(default_factory=Grammars)
-    before: Digests = field(default_factory=dict)
+    before: Digests | None = None  # with check_bytes, once the rank is prepared
 
     def own_places(self, rank: int) -> list[Place]:
         return self.places[0 if self.target == Layout.TP else rank]
@@ -164,17 +164,14 @@ class Switcher:
             given = handover.gather(plan.roster, plan.everyone, self._rank, s.tokenizer)
             plan.union = given.roster
         else:
-            limits = Capacity(destination.requests.size, destination.allocator.size)
+            limits = destination.capacity
             given = handover.divide(plan.roster, s.new_token_ratio, self._rank, self._ranks, limits, page)
         plan.handover, plan.places = given, [placement.plan_places(held, page) for held in given.held]
         own = plan.own_places(self._rank)
         rows = placement.rows_needed(own, page)
         rows += handover.rows_to_fill(given.roster.prefilling, page)
-        if rows > destination.allocator.size or len(own) > destination.requests.size:
-            return (
-                f"{len(own)} requests with {rows} KV rows do not fit into {plan.target}, which holds "
-                f"{destination.requests.size} requests and {destination.allocator.size} rows a rank"
-            )
+        if refusal := no_room(plan.target, [Held(len(own), rows)], destination.capacity):
+            return refusal
         # Other ranks may wait for this one: half of what their collectives have.
         plan.grammars = grammars.build(s.grammar_manager.grammar_backend, given.roster.all, s.config.timeout_s / 2)
         if plan.target == Layout.TP:
@@ -213,7 +210,7 @@ class Switcher:
         self._mover.finish()
         if s.config.check_bytes:
             # No rank has moved KV before all were prepared.
-            lost = bool(plan.before) and self._digests_before(plan) != plan.before
+            lost = plan.before is not None and self._digests_before(plan) != plan.before
             if fault := self._agree("KV is not what it was before the switch" if lost else None):
                 raise RuntimeError(f"rolled back, but {fault}")
 

@@ -25,7 +25,6 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 
 from moebius_engine.config import SwitchConfig
 from moebius_engine.layout import Layout
-from moebius_engine.layout.partition import Capacity
 from moebius_engine.sglang import door, handover, kv_rows, placement, row_moves
 from moebius_engine.sglang.landing import Landing
 from moebius_engine.sglang.layout_state import LayoutState
@@ -382,8 +381,7 @@ class FakeEngine:
             said = pickle.loads(pickle.dumps([handover.say(rank.roster(), 0.5) for rank in self.ranks]))
             given = [handover.gather(rank.roster(), said, number, None) for number, rank in enumerate(self.ranks)]
         else:
-            pools = self.ranks[0].states[target]
-            limits = Capacity(pools.requests.size, pools.allocator.size)
+            limits = self.ranks[0].states[target].capacity
             given = [
                 handover.divide(rank.roster(), 0.5, number, len(self.ranks), limits, self.page)
                 for number, rank in enumerate(self.ranks)

@@ -15,7 +15,7 @@ def inbox(tmp_path):
 
 
 def header(work=0, control=0, inflight=0, decision=0) -> Header:
-    return Header(work, control, inflight, 0, 0, decision, 0, 0, 0)
+    return Header(work, control, inflight, 0, 0, decision, 0, 0)
 
 
 def test_in_tp_what_is_sent_is_handled_in_the_next_step_requests_first(inbox):

@@ -1,8 +1,9 @@
-"""Whether TP can hold what the EP ranks hold."""
+"""Whether a layout can hold the requests that a switch brings."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moebius_engine.layout import Layout
 from moebius_engine.layout.partition import Capacity
 from moebius_engine.switch.room import Held, no_room
 
@@ -13,7 +14,7 @@ from moebius_engine.switch.room import Held, no_room
 )
 def test_there_is_room_for_the_sum_of_all_ranks_or_the_numbers_say_why_not(ranks, capacity):
     requests, rows = sum(held.requests for held in ranks), sum(held.rows for held in ranks)
-    refusal = no_room(ranks, capacity)
+    refusal = no_room(Layout.TP, ranks, capacity)
     assert (refusal is None) == (requests <= capacity.requests and rows <= capacity.tokens)
     if refusal is not None:
         assert refusal == (
