@@ -1,6 +1,7 @@
 """Decoding on GPUs: our engine pinned to a layout against stock SGLang in that layout, one engine after the other.
 
-python scripts/bench_decode.py --ranks 2 --batch 32 --batch 256 --share-gpu --out benchmarks/decode_h200.json
+python scripts/bench_decode.py --ranks 2 --batch 32 --batch 256 --share-gpu \
+    --layers 8 --out benchmarks/decode_h200.json
 """
 
 import json
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from gpu_engine import server_args, setting, write_model
+from gpu_engine import MODEL, server_args, setting, write_model
 
 from moebius_engine.config import SwitchConfig
 from moebius_engine.engine import SwitchingEngine
@@ -22,7 +23,8 @@ PROMPT = 65  # tokens
 def main(
     out: Annotated[Path, typer.Option(help="JSON file to write")],
     ranks: Annotated[int, typer.Option(min=2)] = 2,
-    layers: Annotated[int, typer.Option(min=1)] = 8,
+    model: Annotated[str, typer.Option(help="a published model's name, for its sizes")] = MODEL,
+    layers: Annotated[int | None, typer.Option(min=1, help="the model's if left out")] = None,
     batch: Annotated[list[int], typer.Option(help="requests decoded together; may be given several times")] = [32],  # noqa: B006
     layout: Annotated[list[str], typer.Option(help="ep or tp; may be given twice")] = ["ep", "tp"],  # noqa: B006
     tokens: Annotated[int, typer.Option(min=2, help="tokens a response")] = 256,
@@ -31,10 +33,10 @@ def main(
 ) -> None:
     most = max(batch)
     sizes = {size for count in batch for size in (-(-count // ranks), count)}
-    arguments = server_args(batch_sizes=sizes, requests=most, tokens=most * (PROMPT + tokens + 1))
+    arguments = server_args(batch_sizes=sizes, requests=most, tokens=most * (PROMPT + tokens + 1), share_gpu=share_gpu)
     speeds: dict[tuple[str, str, int], list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        write_model(folder, layers)
+        write_model(folder, model, layers)
         for name in layout:
             for whose, policy in (
                 ("stock", {"policy": "off", "static_layout": name}),
@@ -60,7 +62,7 @@ def main(
         for (whose, name, count), stock in speeds.items()
         if whose == "stock"
     ]
-    held = setting(ranks, layers, share_gpu, **{"tokens a response": tokens})
+    held = setting(ranks, model, layers, share_gpu, **{"tokens a response": tokens})
     out.write_text(json.dumps({"setting": held, "rows": rows}, indent=2) + "\n", encoding="utf-8")
     for row in rows:
         typer.echo(f"{row['layout']} {row['batch']}: ratio {row['ratio']:.3f}")

@@ -1,8 +1,8 @@
 """Rollout benchmark, the paper's method: the same steps in static TP, static EP and switching, in one run.
 
     python scripts/bench_rollout.py                                   # a laptop: small model, 64 requests a step
-    python scripts/bench_rollout.py --model Qwen3-235B-A22B --set load_format=dummy --ranks 8 --requests 2048 \
-        --steps 9 --length-scale 1 --threshold 256
+    python scripts/bench_rollout.py --model Qwen3-235B-A22B --ranks 8 --requests 2048 --steps 9 --length-scale 1 \
+        --threshold 256
     python scripts/bench_rollout.py --model ... --recorded runs/dump/step_1.jsonl
 
 Response lengths are drawn from the lognormal through the paper's median and 99 % quantile (synthetic), or those of
@@ -39,7 +39,8 @@ WARM_UP = 0  # number of the step that comes first and does not count
 def main(
     out: Annotated[Path, typer.Option(help="JSON file; the PNG lies beside it.")] = Path("benchmarks/rollout.json"),
     model: Annotated[
-        str | None, typer.Option(help="A checkpoint or its config; a small random model if left out.")
+        str | None,
+        typer.Option(help="A checkpoint; a published model's name: its sizes, dummy weights; else a tiny one."),
     ] = None,
     ranks: Annotated[int, typer.Option(min=2, help="P: processes that share the model.")] = 2,
     requests: Annotated[int, typer.Option(min=16, help="Of a step.")] = 64,
@@ -54,7 +55,7 @@ def main(
 ) -> None:
     threshold = threshold or max(1, requests // 8)
     with tempfile.TemporaryDirectory() as folder:
-        path, name = model_or_tiny(model, folder)
+        path, name, changes = model_or_tiny(model, folder, changes or [])
         vocabulary = AutoConfig.from_pretrained(path).vocab_size
         if recorded is None:
             workloads = drawn(requests, steps, length_scale, seed, vocabulary)
@@ -70,7 +71,7 @@ def main(
             "ranks share one GPU": share_gpu,
             "static": "both layouts resident, one kept",
             "seed": seed,
-            "server_arguments": changes or [],
+            "server_arguments": changes,
             "device": device(),
             "versions": {package: version(package) for package in ("sglang", "torch")},
             "python": platform.python_version(),
@@ -80,7 +81,7 @@ def main(
         for layout, policy in POLICIES.items():
             reports[layout] = []
             switch = SwitchConfig(policy=policy, threshold=threshold, share_gpu=share_gpu)  # type: ignore[arg-type]
-            arguments = dict(map(server_argument, changes or []))
+            arguments = dict(map(server_argument, changes))
             with started_actor(path, ranks, switch, arguments, None) as (actor, runner):
                 runner.run(replay(actor, workloads, timeout_s, reports[layout].append))
             for report in reports[layout]:

@@ -41,7 +41,7 @@ STOP_S = 60.0
 
 def main(
     out: Annotated[Path, typer.Option(help="JSON file; the PNG lies beside it.")] = Path("benchmarks/serving.json"),
-    model: Annotated[str | None, typer.Option(help="A checkpoint; a small random model if left out.")] = None,
+    model: Annotated[str | None, typer.Option(help="As bench_rollout.py's.")] = None,
     ranks: Annotated[int, typer.Option(min=2, help="P: processes that share the model.")] = 2,
     threshold: Annotated[int, typer.Option(min=1, help="T_h of the switching server.")] = PAPER_THRESHOLD,
     rate_scale: Annotated[float, typer.Option(help="Factor of the requests per second.")] = 1.0,
@@ -53,7 +53,7 @@ def main(
 ) -> None:
     trace = bursty_trace(seed, rate_scale, time_scale, length_scale)
     with tempfile.TemporaryDirectory() as folder:
-        path, name = model_or_tiny(model, folder)
+        path, name, changes = model_or_tiny(model, folder, changes or [])
         vocab_size = AutoConfig.from_pretrained(path).vocab_size
         options = {
             "--model": path,
@@ -78,7 +78,7 @@ def main(
         "model": name,
         "ranks": ranks,
         "threshold": threshold,
-        "server_arguments": changes or [],
+        "server_arguments": changes,
         "device": device(),
         "versions": {package: version(package) for package in ("sglang", "torch", "transformers")},
         "python": platform.python_version(),

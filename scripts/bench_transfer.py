@@ -4,7 +4,8 @@
 
 Every figure is GB/s of bytes read plus bytes written, summed over the ranks: the median of the switches, each as long
 as its slowest rank, fences and all layers included. With fewer GPUs than ranks, ranks share a GPU and NVLink is not
-crossed; they then need MPS, and an NCCL that allows it (2.32 with NCCL_MULTI_RANK_GPU_ENABLE=1).
+crossed; they then need MPS, and an NCCL that allows it (2.32 with NCCL_MULTI_RANK_GPU_ENABLE=1). With a GPU for each,
+link_gbs is what the busiest rank writes to its peers, and peer_sm_gbs, peer_copy_engine_gbs what a GPU can.
 """
 
 import ctypes
@@ -23,6 +24,7 @@ from typing import Annotated
 import torch
 import torch.multiprocessing as mp
 import typer
+from bench_transfer_peer import peer_gbs
 from bench_transfer_rank import Sizes, run_rank
 
 # Where ranks share a GPU, all their kernels must fit on it at once, or the first collective hangs.
@@ -52,7 +54,7 @@ def main(
             with _environment(SHARED_GPU.get(count, {}) if device["gpus"] < count else {}):
                 mp.spawn(run_rank, args=(count, str(Path(folder, f"store{count}")), sizes, folder), nprocs=count)
             results = [json.loads(Path(folder, f"{count}-{r}.json").read_text(encoding="utf-8")) for r in range(count)]
-            rows += _rows(count, results, device["copy_gbs"])
+            rows += _rows(count, results, device)
             for row in rows[-4:]:
                 typer.echo(json.dumps(row))
     report = {"rows": rows, "setting": _setting(sizes, device)}
@@ -80,6 +82,9 @@ def _copy_rank(_: int, folder: str, repeats: int) -> None:
         "gpu": torch.cuda.get_device_name(),
         "nccl": _nccl_version(),
     }
+    if result["gpus"] > 1:
+        del source, target
+        result["peer_gbs"] = peer_gbs(repeats)
     Path(folder, "copy.json").write_text(json.dumps(result), encoding="utf-8")
 
 
@@ -105,7 +110,7 @@ def _environment(settings: dict[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _rows(ranks: int, results: list[dict], copy_gbs: float) -> list[dict]:
+def _rows(ranks: int, results: list[dict], device: dict) -> list[dict]:
     rows = []
     for what in ("weights", "kv"):
         for target in ("tp", "ep"):
@@ -116,7 +121,11 @@ def _rows(ranks: int, results: list[dict], copy_gbs: float) -> list[dict]:
                     ms = statistics.median(max(times) for times in zip(*each, strict=True))
                     row[f"{rival}_gbs"] = round(results[0]["bytes"][what][target] / ms / 1e6, 1)
                     row[f"{rival}_ms"] = round(ms, 3)
-            row["copy_gbs"] = copy_gbs
+            row["copy_gbs"] = device["copy_gbs"]
+            if device["gpus"] >= ranks and "direct_ms" in row:
+                row["link_bytes"] = max(result["link_bytes"][what][target] for result in results)
+                row["link_gbs"] = round(row["link_bytes"] / row["direct_ms"] / 1e6, 1)
+                row |= {f"peer_{way}_gbs": gbs for way, gbs in device["peer_gbs"].items()}
             row["bytes"] = results[0]["bytes"][what][target]
             if what == "kv":
                 row["plan_ms"] = round(max(result["kv_plan_ms"] for result in results), 2)
@@ -133,6 +142,11 @@ def _table(rows: list[dict]) -> str:
             f"{row['ranks']}  {row['what']:<8} {row['direction']}  {direct:7.0f} {nccl or 0:7.0f} {copy:7.0f} "
             f"{direct / copy:12.3f} {faster}"
         )
+        if "link_gbs" in row:
+            lines.append(
+                f"   {row['link_gbs']:.0f} GB/s to peers, {row['link_gbs'] / row['peer_sm_gbs']:.3f} of a kernel's; "
+                f"{row['direct_ms']:.1f} ms, staged {row.get('nccl_ms', 0):.1f} ms"
+            )
     return "\n".join(lines)
 
 

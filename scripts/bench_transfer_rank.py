@@ -72,6 +72,7 @@ def measure(rank: int, ranks: int, sizes: Sizes) -> dict[str, Any]:
     fill(arena, rank)
     jobs = {"weights": expert_jobs(arena), "kv": kv_jobs(arena, rank, sizes.tokens)}
     result: dict[str, Any] = {"times_ms": {}, "bytes": {what: moved(job, arena) for what, job in jobs.items()}}
+    result["link_bytes"] = {what: to_peers(job, rank) for what, job in jobs.items()}
     direct = pick("direct", dist.group.WORLD, memory, cpu, TIMEOUT_S)
     began = time.perf_counter()
     for job in jobs["kv"].values():
@@ -142,6 +143,14 @@ def moved(job: dict[Layout, Job], arena: Arena) -> dict[str, int]:
         shared = holders if target == Layout.TP and blocks[0].tensor in ("k", "v") else 1
         result[target.value] = written + written // shared
     return result
+
+
+def to_peers(job: dict[Layout, Job], rank: int) -> dict[str, int]:
+    """Bytes that this rank writes to others, all layers, by the target layout."""
+    return {
+        target.value: 2 * len(moves) * sum(b.numel for b in blocks if b.source == rank != b.destination)
+        for target, (blocks, moves) in job.items()
+    }
 
 
 def times(transfer: Transfer, jobs: dict[Layout, Job], repeats: int, cpu: dist.ProcessGroup, chained: bool) -> Times:

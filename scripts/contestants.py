@@ -4,15 +4,24 @@ import os
 from pathlib import Path
 
 import torch
+from gpu_engine import write_model
+
+from moebius_engine.memory.presets import PRESETS
 
 
-def model_or_tiny(model: str | None, folder: str) -> tuple[str, str]:
-    """Path and name of a checkpoint; without one, of a small random model that is made in `folder`."""
+def model_or_tiny(model: str | None, folder: str, changes: list[str]) -> tuple[str, str, list[str]]:
+    """Path and name of a model, and the changes of the server's arguments that it needs, `changes` included.
+
+    model: a checkpoint; a published model's name, for its sizes with dummy weights; without one a small random model.
+    The latter two are made in `folder`.
+    """
+    if model in PRESETS:
+        return write_model(folder, model), f"{model}, dummy weights", ["load_format=dummy", *changes]
     if model is not None:
-        return model, Path(model).name  # no folders of this machine in a published file
+        return model, Path(model).name, changes  # no folders of this machine in a published file
     from recipes.tiny_moe import make_tiny_moe
 
-    return str(make_tiny_moe(Path(folder) / "tiny")), "small random Qwen3-MoE (recipes/tiny_moe.py)"
+    return str(make_tiny_moe(Path(folder) / "tiny")), "small random Qwen3-MoE (recipes/tiny_moe.py)", changes
 
 
 def device() -> str:

@@ -1,0 +1,59 @@
+"""What a GPU can write into its peer's memory: by a kernel of plain stores, and by the copy engine.
+
+One process drives the first two GPUs, both of which write at once, as they do in a switch.
+"""
+
+import statistics
+
+import torch
+import triton
+import triton.language as tl
+
+NBYTES, ROUNDS = 2 << 30, 4  # of one timed copy, and copies in a row
+_BLOCK, _WARPS = 8192, 16  # words of 4 bytes a program: 16 bytes a thread and access, four of them in flight
+
+
+@triton.jit
+def _copy(source, target, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(target + at, tl.load(source + at))
+
+
+def peer_gbs(repeats: int) -> dict[str, float]:
+    """GB/s that cross the link each way: median of `repeats`, the slower GPU of each. Needs two GPUs."""
+    pairs = [(torch.empty(NBYTES // 4, dtype=torch.int32, device=f"cuda:{gpu}").random_(), gpu) for gpu in range(2)]
+    arrived = [torch.empty_like(source) for source, _ in pairs]
+
+    def by_kernel(gpu: int) -> None:
+        _copy[(NBYTES // 4 // _BLOCK,)](pairs[gpu][0], arrived[1 - gpu], BLOCK=_BLOCK, num_warps=_WARPS)
+
+    def by_copy_engine(gpu: int) -> None:
+        arrived[1 - gpu].copy_(pairs[gpu][0], non_blocking=True)
+
+    found = {}
+    # The copy engine comes first: torch opens the peer's memory for this process at the first copy.
+    for name, copy in (("copy_engine", by_copy_engine), ("sm", by_kernel)):
+        rates = [_rate(copy) for _ in range(2 + repeats)][2:]
+        if not all(torch.equal(arrived[1 - gpu], source.to(f"cuda:{1 - gpu}")) for source, gpu in pairs):
+            raise RuntimeError(f"{name}: other bytes arrived than were sent")
+        for target in arrived:
+            target.zero_()
+        found[name] = round(statistics.median(rates), 1)
+    return found
+
+
+def _rate(copy) -> float:
+    marks = []
+    for gpu in range(2):
+        torch.cuda.synchronize(gpu)
+    for gpu in range(2):
+        with torch.cuda.device(gpu):
+            began, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            began.record()
+            for _ in range(ROUNDS):
+                copy(gpu)
+            ended.record()
+            marks.append((began, ended))
+    for _, ended in marks:
+        ended.synchronize()
+    return NBYTES * ROUNDS / max(began.elapsed_time(ended) for began, ended in marks) / 1e6
