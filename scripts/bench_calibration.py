@@ -43,7 +43,9 @@ def main(
             write_model(folder, model, layers),
             ranks=ranks,
             switch=SwitchConfig(policy="ep", share_gpu=share_gpu, timeout_s=60),
-            **server_args(graphs, sizes[-1], tokens_per_rank(sizes[-1], context + TOKENS + 1, ranks), share_gpu),
+            **server_args(
+                graphs, sizes[-1] + ranks, tokens_per_rank(sizes[-1], context + TOKENS + 1, ranks), share_gpu
+            ),
         )
         try:
             found = [engine.calibrate(context) for _ in range(repeats)]

@@ -3,6 +3,7 @@
 import asyncio
 import random
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -42,21 +43,30 @@ async def measure(engine: Any, context: int, budget_s: float) -> tuple[list[Poin
 
 
 async def _sizes(engine: Any, context: int) -> list[int]:
-    """P, 2P, 4P, ... as far as EP's ranks hold so many requests of this length."""
     if context < 1:
         raise ValueError(f"context={context}: at least 1 token")
     if context + TOKENS > engine.context_len:
         raise ValueError(f"context={context} and {TOKENS} more: a request may have {engine.context_len} tokens")
     await engine.async_switch(Layout.EP)
     rank = (await engine.async_health())["ranks"][0]
-    most = min(rank["max_running_requests"], int(rank["max_total_tokens"] * _FULL) // (context + TOKENS))
-    sizes = [engine.ranks]
-    while sizes[-1] * 2 <= most * engine.ranks:
+    return sizes_that_fit(engine.ranks, rank["max_running_requests"], rank["max_total_tokens"], context)
+
+
+def sizes_that_fit(ranks: int, running: int, tokens: int, context: int) -> list[int]:
+    """P, 2P, 4P, ... as far as EP's ranks decode so many requests of this length together.
+
+    running, tokens: requests and KV tokens of one rank. One request less than `running`: the last one that a rank may
+    run waits until another ends if its prompt begins in a chunk that others fill (SGLang's get_new_batch_prefill).
+    Raises ValueError if fewer than two numbers fit.
+    """
+    most = min(running - 1, int(tokens * _FULL) // (context + TOKENS))
+    sizes = [ranks]
+    while sizes[-1] * 2 <= most * ranks:
         sizes.append(sizes[-1] * 2)
     if len(sizes) < 2:
         raise ValueError(
-            f"context={context}: a rank holds {rank['max_total_tokens']} KV tokens and "
-            f"{rank['max_running_requests']} requests, too few for 2 requests; give a smaller context"
+            f"context={context}: a rank holds {tokens} KV tokens and may run {running} requests, too few for 2 and one to "
+            "spare; give a smaller context or a larger max_running_requests"
         )
     return sizes
 
@@ -101,7 +111,8 @@ async def _decoding(engine: Any, prompts: Sequence[Sequence[int]]) -> AsyncItera
 
     async def all_decode() -> bool:
         if batch.done():
-            raise RuntimeError(f"calibration: {len(prompts)} requests never decoded together: {batch.result()}")
+            ended = Counter(str(answer["meta_info"]["finish_reason"]) for answer in batch.result())
+            raise RuntimeError(f"calibration: {len(prompts)} requests never decoded together; they ended by {ended}")
         health = await engine.async_health()
         waiting = any(rank["waiting"] or rank["prefilling"] for rank in health["ranks"])
         return health["inflight"] == len(prompts) and not waiting
