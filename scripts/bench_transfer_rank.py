@@ -39,7 +39,7 @@ class Sizes(NamedTuple):
 
     def shape(self) -> ModelShape:
         """Experts and KV heads of Qwen3-30B-A3B: H 2048, I 768, K 4, D 128."""
-        return ModelShape("qwen3_moe", self.layers, 2048, 768, self.experts, 32, 4, 128, 16, False)
+        return ModelShape("qwen3_moe", self.layers, 2048, 768, self.experts, 32, 4, 128, 151936)
 
 
 class Job(NamedTuple):

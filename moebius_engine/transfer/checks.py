@@ -18,7 +18,7 @@ benchmarks/switch_h200.json, where it was one of 61: a layer of weights costs 2 
 requests, up to 23 with 512. A switch moves 16 there and takes 11 to 76 ms, so that one of 499 is below 1 % of it."""
 
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}  # by bytes
-_ROWS = 4096  # of KV that are gathered at once
+_PIECE_BYTES = 32 << 20  # of listed rows, gathered at once; with 2 MB, 235,000 rows a rank cost 20 ms of launches
 
 
 class Checks:
@@ -76,5 +76,6 @@ def _pieces(views: Tensors, tensor: str, index: Index) -> Iterator[torch.Tensor]
     if isinstance(rows, slice):
         yield views[tensor][index]
     else:
-        for part in rows.split(_ROWS):
+        row = views[tensor][(slice(1), *others)]
+        for part in rows.split(max(1, _PIECE_BYTES // (row.numel() * row.element_size()))):
             yield views[tensor][(part, *others)]

@@ -211,11 +211,12 @@ def test_priorities_hold_in_both_layouts(engine, layout):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", ["ep", "tp"])
-def test_retraction_in_both_layouts(engine, layout):
-    """Each rank's share fills nine tenths of its rows with prompts, and its responses want more than the rest."""
+@pytest.mark.parametrize(("layout", "new_tokens"), [("ep", 60), ("tp", 50)])
+def test_retraction_in_both_layouts(engine, layout, new_tokens):
+    """Each rank's share fills nine tenths of its rows with prompts, and its responses want more than the rest. SGLang
+    reckons with 0.7 of what the admitted ones may still write: in TP, 60 each would keep the last prompt waiting."""
     other = "tp" if layout == "ep" else "ep"
-    request = {"input_ids": prompts(12, length=300)[::2], "sampling_params": GREEDY | {"max_new_tokens": 60}}
+    request = {"input_ids": prompts(12, length=300)[::2], "sampling_params": GREEDY | {"max_new_tokens": new_tokens}}
     expected = alone(engine, request)
     engine.switch(layout)
     engine.flush_cache()
