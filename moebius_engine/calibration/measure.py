@@ -65,8 +65,8 @@ def sizes_that_fit(ranks: int, running: int, tokens: int, context: int) -> list[
         sizes.append(sizes[-1] * 2)
     if len(sizes) < 2:
         raise ValueError(
-            f"context={context}: a rank holds {tokens} KV tokens and may run {running} requests, too few for 2 and one to "
-            "spare; give a smaller context or a larger max_running_requests"
+            f"context={context}: a rank holds {tokens} KV tokens and may run {running} requests, too few for 2 "
+            "and one to spare; give a smaller context or a larger max_running_requests"
         )
     return sizes
 
