@@ -6,7 +6,7 @@
 
 --occupancy fills that share of the KV cache with longer prompts. --share-gpu puts all ranks on one GPU, which needs MPS
 and NCCL 2.32 or later: it shows what the mechanism costs, and says nothing about NVLink. Writes the JSON file after
-each row, and what each component of rank 0's memory takes, beside its budget.
+each row, with what each component of rank 0's memory takes beside its budget, and a PNG at the end.
 """
 
 import asyncio
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
+from bench_switch_plot import save_png
 from gpu_engine import MODEL, server_args, setting, tokens_per_rank, write_model
 
 from moebius_engine.config import SwitchConfig
@@ -89,6 +90,7 @@ def main(
                 typer.echo(json.dumps({key: report["rows"][-1][key] for key in (*Row._fields, "median_ms")}))
         finally:
             engine.shutdown()
+    save_png(report, out.with_suffix(".png"))
 
 
 def _prompt(occupancy: float, room: int, tokens: int) -> int:

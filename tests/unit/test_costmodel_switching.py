@@ -74,11 +74,11 @@ def test_between_hosts_the_nic_is_the_limit():
 MEASURED_MS = [(Layout.TP, 32, 13_856, 5.08, 13.66), (Layout.EP, 32, 15_552, 5.03, 11.11)]
 
 
-@pytest.mark.parametrize(("target", "requests", "kv_tokens", "weights_ms", "total_ms"), MEASURED_MS)
-def test_measured_switches_on_one_shared_gpu(target, requests, kv_tokens, weights_ms, total_ms):
+def qwen3_30b(layers: int, link: str) -> CostModel:
+    """Of two ranks on H200s."""
     shape = ModelShape(
         model_type="qwen3_moe",
-        layers=8,
+        layers=layers,
         hidden=2048,
         intermediate=768,
         experts=128,
@@ -87,10 +87,31 @@ def test_measured_switches_on_one_shared_gpu(target, requests, kv_tokens, weight
         head_dim=128,
         vocab_size=151936,
     )
-    costs = CostModel(MoeModel(shape, top_k=8), Cluster.of("H200", 2, "shared"), paper_fit().costs.achieved)
-    parts = costs.switch_parts(target, requests, kv_tokens)
+    return CostModel(MoeModel(shape, top_k=8), Cluster.of("H200", 2, link), paper_fit().costs.achieved)
+
+
+@pytest.mark.parametrize(("target", "requests", "kv_tokens", "weights_ms", "total_ms"), MEASURED_MS)
+def test_measured_switches_on_one_shared_gpu(target, requests, kv_tokens, weights_ms, total_ms):
+    parts = qwen3_30b(8, "shared").switch_parts(target, requests, kv_tokens)
     assert parts.weights * 1e3 == pytest.approx(weights_ms, rel=0.1)
     assert parts.total * 1e3 == pytest.approx(total_ms, rel=0.1)
+
+
+# benchmarks/switch_2xh200.json: 128 requests, medians of four; KV tokens are the mean of them.
+OVER_NVLINK_MS = [
+    (Layout.TP, 175_968, 40.2, 12.1),
+    (Layout.TP, 373_696, 40.2, 27.3),
+    (Layout.EP, 374_720, 41.0, 25.5),
+    (Layout.EP, 693_632, 41.1, 47.0),
+]
+
+
+@pytest.mark.parametrize(("target", "kv_tokens", "weights_ms", "kv_ms"), OVER_NVLINK_MS)
+def test_measured_moves_over_nvlink(target, kv_tokens, weights_ms, kv_ms):
+    """The model has the paper's share of the link, 0.735; ours is 0.80."""
+    parts = qwen3_30b(48, "nvlink").switch_parts(target, 128, kv_tokens)
+    assert parts.weights * 1e3 == pytest.approx(weights_ms, rel=0.12)
+    assert parts.kv * 1e3 == pytest.approx(kv_ms, rel=0.1)
 
 
 def test_both_ways_move_the_same_weights():
