@@ -58,6 +58,9 @@ class SwitchRecord(Record):
     weights_ms: float = Field(description="to move expert weights [ms]")
     rest_ms: float = Field(description="the remainder: votes, fences, the flip [ms]")
     total_ms: float = Field(description="from the decision to the first step that can run in the target layout [ms]")
+    checks_ms: float = Field(
+        default=0.0, description="of kv and weights: comparing layers with what was sent, where it was their turn [ms]"
+    )
     kv_bytes: NonNegativeInt = Field(description="KV moved [bytes]")
     weight_bytes: NonNegativeInt = Field(description="expert weights moved [bytes]")
     refused: str | None = Field(default=None, description="why it did not happen, with the numbers; None if it did")

@@ -87,7 +87,9 @@ def main(
             for row in rows:
                 report["rows"].append(engine.loop.run_until_complete(_measure(engine, row)))
                 out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-                typer.echo(json.dumps({key: report["rows"][-1][key] for key in (*Row._fields, "median_ms")}))
+                typer.echo(
+                    json.dumps({key: report["rows"][-1][key] for key in (*Row._fields, "median_ms", "checks_share")})
+                )
         finally:
             engine.shutdown()
     save_png(report, out.with_suffix(".png"))
@@ -145,11 +147,16 @@ async def _measure(engine: SwitchingEngine, row: Row) -> dict[str, Any]:
             way: {phase: statistics.median(r[phase] for r in records if r["target"] == way) for phase in PHASES}
             for way in ("tp", "ep")
         },
+        # Few switches hold a comparison, so a median would not show it.
+        "checks_share": sum(r["checks_ms"] for r in records) / sum(r["total_ms"] for r in records),
         "tokens_arrived": sum(len(answer["output_ids"]) for answer in answers),
         "tokens_expected": row.requests * row.tokens,
         "batch_s": time.perf_counter() - began,
         "records": [
-            {key: r[key] for key in ("target", "running", "kv_tokens", "kv_bytes", "weight_bytes", *PHASES)}
+            {
+                key: r[key]
+                for key in ("target", "running", "kv_tokens", "kv_bytes", "weight_bytes", *PHASES, "checks_ms")
+            }
             for r in records
         ],
     }

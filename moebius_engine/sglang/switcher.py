@@ -123,6 +123,7 @@ class Switcher:
             weights_ms=weights,
             rest_ms=total - (decide + metadata + kv + weights),
             total_ms=total,
+            checks_ms=outcome.ms.get("checks", 0.0),
             kv_bytes=outcome.kv_bytes,
             weight_bytes=outcome.weight_bytes,
             refused=outcome.refused,

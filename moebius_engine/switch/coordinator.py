@@ -42,8 +42,8 @@ class Steps(Protocol):
         """Begin to move live KV, after weights and plan. Returns bytes sent by this rank. Raises Corrupted."""
 
     def finish(self) -> Mapping[str, float]:
-        """Wait until all has arrived. Returns milliseconds: of the "weights", of the "kv", and between the two of the
-        "metadata"."""
+        """Wait until all has arrived. Returns milliseconds: of the "weights", of the "kv", between the two of the
+        "metadata", and of the "checks" among them."""
 
     def verify(self) -> str | None:
         """Check what was moved."""

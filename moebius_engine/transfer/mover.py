@@ -50,6 +50,7 @@ class Mover:
         self.journal = Journal()
         self._on_gpu = w13_EIH.is_cuda
         self._marks: list[tuple[str, Any]] = []
+        self._checks_ms = 0.0
 
     def move_experts(self, target: Layout) -> int:
         """Begin to reshard every layer's experts into `target`. Returns: bytes that all ranks send, own shares
@@ -79,14 +80,15 @@ class Mover:
             self._move("weights", self._experts[source], moves)
 
     def finish(self) -> dict[str, float]:
-        """Wait until all that was begun has arrived. Returns: milliseconds of each move ("weights", "kv"), and of the
-        time between the two ("metadata").
+        """Wait until all that was begun has arrived. Returns: milliseconds of each move ("weights", "kv"), of the time
+        between the two ("metadata"), and what comparing layers has taken of the moves ("checks").
 
         Raises TransferError if a rank failed; then the memory of both layouts is undefined.
         """
         self._transfer.finish()
         marks, self._marks = self._marks, []
-        return {name: _ms(before, mark) for (_, before), (name, mark) in itertools.pairwise(marks)}
+        times = {name: _ms(before, mark) for (_, before), (name, mark) in itertools.pairwise(marks)}
+        return times | {"checks": self._checks_ms}
 
     def spoil(self, kind: str, layer: int) -> None:
         """FaultyTransfer.arm: needs SwitchConfig(inject_faults=True)."""
@@ -125,6 +127,7 @@ class Mover:
     def _move(self, what: str, blocks: Sequence[Block], moves: Sequence[LayerMove]) -> int:
         if not self._marks:
             self._marks.append(("begin", self._mark()))
+            self._checks_ms = 0.0
         due = [self._checks.next_is_due() for _ in moves]
         begun = 0
         for end, compared in enumerate(due, start=1):
@@ -140,11 +143,13 @@ class Mover:
 
     def _compare(self, what: str, blocks: Sequence[Block], move: LayerMove) -> None:
         self._transfer.finish()
+        began = time.perf_counter()
         try:
             self._checks.compare(blocks, move)
         except Corrupted:
             self.journal.strike(what, move)
             raise
+        self._checks_ms += 1e3 * (time.perf_counter() - began)
 
     def _mark(self) -> Mark:
         """Now, in the order of what is moved: on a GPU that is when the stream comes here."""
