@@ -62,8 +62,9 @@ def main(
         else:
             workloads = read_workloads(recorded, vocabulary, lengths_only=True)
         setting = {
-            "lengths": f"of {recorded.name}" if recorded else "synthetic: lognormal, median 1,510, p99 10,386 tokens",
-            "length_scale": length_scale,
+            "lengths": f"of {recorded.name}"
+            if recorded
+            else f"synthetic: lognormal, median 1,510, p99 10,386 tokens, times {length_scale:g}",
             "requests": requests,
             "threshold": threshold,
             "model": name,
