@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,35 +23,16 @@ from moebius_engine.telemetry import StepReport, SwitchRecord, UpdateRecord
 from moebius_engine.vitals import EngineDead
 from rollout.metrics import JsonLinesSink, Sink, WandbSink
 from rollout.phases import step_report
+from rollout.recovery.asking import keep
 from rollout.recovery.collector import LossCollector
 from rollout.recovery.journal import Journal
 from rollout.recovery.keeper import Keeper
 from rollout.recovery.losses import Losses
 from rollout.recovery.open_step import OpenStep
-from rollout.recovery.promise import Part, Promise
 from rollout.recovery.settings import RecoveryConfig
 from rollout.recovery.weights import LastWeights
 from rollout.replay.dump import RequestDump
-
-Sampling = Mapping[str, Any]
-
-_REFUSED = 400  # status code of a row that the door does not let in
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One response. `finish_reason` is SGLang's: {"type": "stop" | "length" | "abort", ...}; a row that was refused
-    has type "abort", a "message" and "status_code" 400, and no tokens."""
-
-    request_id: str
-    output_ids: list[int]
-    logprobs: list[float]  # of output_ids, under the weights that drew them
-    finish_reason: dict[str, Any]
-    weight_version_begin: int  # weight sets received when it was submitted
-    weight_version_end: int  # the same when it ended; differs if an update came in between
-    resumed: int = 0  # engines that died under it
-    # of each engine's part of output_ids, when it was asked for; more than one where a part of a dead engine was kept
-    weight_versions: tuple[int, ...] = ()
+from rollout.sample import Sample, Sampling, per_sample
 
 
 class RolloutActor:
@@ -127,7 +108,7 @@ class RolloutActor:
         if n < 1 or timeout_s <= 0:
             raise ValueError(f"n must be at least 1 and timeout_s above 0, got n={n}, timeout_s={timeout_s}")
         count = len(prompts) * n
-        samplings = _per_sample(sampling, count)
+        samplings = per_sample(sampling, count)
         ids = [f"{uuid.uuid4().hex}-{index}" for index in range(count)] if request_ids is None else list(request_ids)
         if len(ids) != count:
             raise ValueError(f"request_ids has {len(ids)} entries for {count} samples; give one for each")
@@ -162,7 +143,7 @@ class RolloutActor:
     async def _sample(self, prompt: Sequence[int], sampling: Sampling, request_id: str) -> Sample:
         number, first_version = next(self._numbers), self._weight_version
         with self._journal.promised(request_id, prompt, sampling) as promise:
-            finish_reason = await self._keep_promise(promise)
+            finish_reason = await keep(promise, self._keeper, self._usable_version)
         parts = promise.parts
         tokens = promise.tokens
         self._lengths.append(len(tokens))
@@ -181,38 +162,10 @@ class RolloutActor:
             weight_versions=tuple(part.weight_version for part in parts),
         )
 
-    async def _keep_promise(self, promise: Promise) -> dict[str, Any]:
-        """Asks one engine after the other until all tokens are there. Returns the finish reason."""
-        while not promise.complete:
-            engine = await self._keeper.ready(given_up=lambda: promise.aborted)
-            if engine is None:
-                return {"type": "abort", "message": "Aborted"}
-            if self._stale:
-                raise EngineDead(self._stale)
-            version = self._weight_version
-            prompt, sampling = promise.ask()
-            try:
-                answer = await engine.async_generate(
-                    input_ids=prompt, sampling_params=sampling, rid=promise.request_id, return_logprob=True
-                )
-            except EngineDead:
-                tokens, logprobs = engine.so_far(promise.request_id)
-                promise.engine_died(Part(tokens, logprobs, version))
-                continue
-            except ValueError as error:  # a bad row, refused at the door
-                answer = {"output_ids": [], "meta_info": {"finish_reason": _refusal(error)}}
-            except asyncio.CancelledError:  # nobody waits for it any more: do not let it run on
-                with contextlib.suppress(EngineDead):
-                    await engine.async_abort(rid=promise.request_id)
-                raise
-            meta = answer["meta_info"]
-            if promise.parts and meta["finish_reason"].get("status_code") == _REFUSED:
-                promise.drop_tokens()  # prompt and tokens are too long for a prompt
-                continue
-            logprobs = [logprob for logprob, *_ in meta.get("output_token_logprobs") or ()]
-            promise.parts.append(Part(list(answer["output_ids"]), logprobs, version))
-            return meta["finish_reason"]
-        return {"type": "length", "length": len(promise.tokens)}
+    def _usable_version(self) -> int:
+        if self._stale:
+            raise EngineDead(self._stale)
+        return self._weight_version
 
     def progress(self) -> dict[str, int]:
         """Samples asked for since `begin_step`: {"total", "done", "inflight"}, also while a batch runs."""
@@ -355,21 +308,3 @@ def remote_actor(**options: Any) -> Any:
     import ray
 
     return ray.remote(RolloutActor).options(**options)
-
-
-def _per_sample(sampling: Sampling | Sequence[Sampling] | None, count: int) -> list[Sampling]:
-    if sampling is not None and not isinstance(sampling, Mapping):
-        if len(sampling) != count:
-            raise ValueError(f"sampling has {len(sampling)} entries for {count} samples; give one for each, or one")
-        return list(sampling)
-    sampling = sampling or {}
-    if "n" in sampling:
-        raise ValueError(f"sampling must not hold 'n' (got {sampling['n']}): give it as the argument n")
-    seed = sampling.get("sampling_seed")
-    if seed is None:
-        return [sampling] * count
-    return [{**sampling, "sampling_seed": seed + index} for index in range(count)]
-
-
-def _refusal(error: ValueError) -> dict[str, Any]:
-    return {"type": "abort", "message": str(error), "status_code": _REFUSED}

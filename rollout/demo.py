@@ -19,8 +19,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from moebius_engine.telemetry import StepReport
-from rollout.actor import RolloutActor, Sample
+from rollout.actor import RolloutActor
 from rollout.plot import save_png, terminal_plot
+from rollout.sample import Sample
 
 # Policy of each run, in the order of running.
 POLICIES = {"tp": "tp", "ep": "ep", "switching": "rollout"}

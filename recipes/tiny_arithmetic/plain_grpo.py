@@ -18,8 +18,9 @@ from transformers.core_model_loading import revert_weight_conversion
 from moebius_engine.telemetry import StepReport
 from recipes.tiny_arithmetic.data import COUNT, DATA_SOURCE, compute_score, problems, question
 from recipes.tiny_arithmetic.teach import one_thread
-from rollout.actor import Sample, remote_actor
+from rollout.actor import remote_actor
 from rollout.metrics import console_line
+from rollout.sample import Sample
 
 CHECKPOINT = Path(__file__).with_name("checkpoint")
 PROMPTS, SAMPLES, RESPONSE_TOKENS, THRESHOLD = 16, 4, 240, 16  # problems a step, samples of each, their limit, T_h
