@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from moebius_engine.config import SwitchConfig
 from moebius_engine.prometheus import HealthCollector
 from moebius_engine.switch.faults import Fault
-from moebius_engine.telemetry import StepReport, SwitchRecord, UpdateRecord
+from moebius_engine.telemetry import StepReport, StepTrace, SwitchRecord, UpdateRecord
 from moebius_engine.vitals import EngineDead
 from rollout.metrics import JsonLinesSink, Sink, WandbSink
 from rollout.phases import step_report
@@ -227,13 +227,16 @@ class RolloutActor:
 
     async def end_step(self) -> StepReport:
         """Ends the step and reports it, also to the files and to wandb."""
-        trace = self._step.whole(await self._keeper.run(lambda engine: engine.async_end_step()))
+
+        async def ended(engine: Any) -> tuple[StepTrace, int]:
+            return await engine.async_end_step(), engine.config.high  # where a calibration found the threshold, its own
+
+        last, threshold = await self._keeper.run(ended)
+        trace = self._step.whole(last)
         if self._dump is not None:
             self._dump.end()
         losses = replace(self._losses)
-        report = step_report(
-            trace, self._lengths, self._config.high, self._weight_update_s, losses.since(self._reported)
-        )
+        report = step_report(trace, self._lengths, threshold, self._weight_update_s, losses.since(self._reported))
         self._weight_update_s, self._reported = 0.0, losses
         self._reports.append(report)
         for sink in self._sinks:

@@ -47,13 +47,17 @@ def main(
     steps: Annotated[int, typer.Option(min=1, help="How many.")] = 3,
     length_scale: Annotated[float, typer.Option(help="Factor of the prompts' and responses' tokens.")] = 1 / 64,
     threshold: Annotated[int | None, typer.Option(min=1, help="T_h; an eighth of the requests if left out.")] = None,
+    calibrate: Annotated[bool, typer.Option("--calibrate", help="T_h is what the engine measures at start.")] = False,
     recorded: Annotated[Path | None, typer.Option(help="A file of RolloutActor's dump_dir, for its lengths.")] = None,
     share_gpu: Annotated[bool, typer.Option("--share-gpu", help="All ranks on GPU 0; needs MPS.")] = False,
     seed: Annotated[int, typer.Option(help="Of the lengths.")] = 0,
     timeout_s: Annotated[float, typer.Option(help="Deadline of one step, in seconds.")] = 3600.0,
     changes: Annotated[list[str] | None, typer.Option("--set", help="argument=value of SGLang's server.")] = None,
 ) -> None:
-    threshold = threshold or max(1, requests // 8)
+    if calibrate and threshold is not None:
+        raise typer.BadParameter(f"--threshold {threshold} and --calibrate: give one of them")
+    if not calibrate:
+        threshold = threshold or max(1, requests // 8)
     with tempfile.TemporaryDirectory() as folder:
         path, name, changes = model_or_tiny(model, folder, changes or [])
         vocabulary = AutoConfig.from_pretrained(path).vocab_size
@@ -66,7 +70,7 @@ def main(
             if recorded
             else f"synthetic: lognormal, median 1,510, p99 10,386 tokens, times {length_scale:g}",
             "requests": requests,
-            "threshold": threshold,
+            "threshold": "calibrated" if calibrate else threshold,
             "model": name,
             "ranks": ranks,
             "ranks share one GPU": share_gpu,
@@ -81,7 +85,13 @@ def main(
         reports: dict[str, list[StepReport]] = {}
         for layout, policy in POLICIES.items():
             reports[layout] = []
-            switch = SwitchConfig(policy=policy, threshold=threshold, share_gpu=share_gpu)  # type: ignore[arg-type]
+            measures = calibrate and policy == POLICIES["switching"]
+            switch = SwitchConfig(
+                policy=policy,  # type: ignore[arg-type]
+                threshold=threshold,
+                calibrate="auto" if measures else "off",
+                share_gpu=share_gpu,
+            )
             arguments = dict(map(server_argument, changes))
             with started_actor(path, ranks, switch, arguments, None) as (actor, runner):
                 runner.run(replay(actor, workloads, timeout_s, reports[layout].append))

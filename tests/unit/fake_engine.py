@@ -4,6 +4,7 @@ import asyncio
 import zlib
 from typing import Any
 
+from moebius_engine.config import SwitchConfig
 from moebius_engine.telemetry import StepTrace, UpdateRecord
 from moebius_engine.vitals import EngineDead, State
 
@@ -26,7 +27,7 @@ class FakeEngine:
     """Generates when `advance` is called."""
 
     def __init__(self, prompt_limit: int = 10_000):
-        self.prompt_limit = prompt_limit
+        self.prompt_limit, self.config = prompt_limit, SwitchConfig()
         self.weights, self.version = 0, 0
         self.dead: EngineDead | None = None
         self.vitals = ()

@@ -16,6 +16,7 @@ async def check_death(engine, kill, advance, expected: dict[str, list[int]], nam
     advance: lets it generate a little. expected: each prompt's tokens, undisturbed. names: what the error must match.
     """
     assert engine.state() == State.READY
+    assert engine.config.high >= 1
     waiting = asyncio.ensure_future(engine.async_wait_dead())
     calls = [
         asyncio.ensure_future(

@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from moebius_engine.config import SwitchConfig
 from moebius_engine.vitals import EngineDead, State
 from rollout.actor import RolloutActor
 from tests.unit.fake_engine import BUNDLE, FakeEngine, Fleet, response
@@ -250,6 +251,15 @@ async def test_a_step_is_reported_over_a_death(tmp_path):
     assert (report.step, report.restarts, report.resumed_requests, report.responses) == (5, 1, 1, 2)
     assert report.lost_s > 0 and fleet.last._step == 5
     assert (await actor.end_step()).restarts == 0
+    actor.shutdown()
+
+
+async def test_a_step_is_reported_by_the_threshold_that_the_engine_has_found():
+    """Found: the actor split burst and tail by its own setting, 256, whatever calibrate="auto" had measured."""
+    actor, fleet = make()
+    fleet.last.config = SwitchConfig(threshold=7, calibrate="auto")
+    await actor.begin_step(1)
+    assert (await actor.end_step()).threshold == 7
     actor.shutdown()
 
 
