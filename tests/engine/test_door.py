@@ -1,12 +1,9 @@
 """Bad input gets a clear error and takes nothing else down: a bad row fails alone, a bad engine before it starts."""
 
 import asyncio
-import socket
-from pathlib import Path
 
 import pytest
 
-from moebius_engine.config import SwitchConfig
 from tests.engine.inflight import GREEDY, prompts, wait_for_steps
 
 SHORT = GREEDY | {"max_new_tokens": 8}
@@ -229,105 +226,6 @@ def test_a_call_that_makes_no_sense_is_refused_as_a_whole(engine, arguments, tex
     with pytest.raises(ValueError, match=text):
         engine.generate(**arguments)
     assert not engine.tokenizer_manager.rid_to_state
-
-
-# ---- before any process starts
-
-
-@pytest.fixture
-def no_process(monkeypatch):
-    """SGLang's Engine, which would start processes, must not be reached."""
-    from sglang.srt.entrypoints.engine import Engine
-
-    def start(self, **arguments):
-        raise AssertionError("an engine was started")
-
-    monkeypatch.setattr(Engine, "__init__", start)
-
-
-@pytest.fixture(scope="module")
-def small_models(tmp_path_factory):
-    from recipes.tiny_moe import make_tiny_moe
-
-    def make(name, **sizes):
-        return str(make_tiny_moe(tmp_path_factory.mktemp("odd") / name, layers=1, hidden=32, **sizes))
-
-    return make
-
-
-def refused_start(*args, **kwargs) -> str:
-    from moebius_engine.engine import SwitchingEngine
-
-    with pytest.raises(ValueError) as caught:
-        SwitchingEngine(*args, **kwargs)
-    return str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "ranks", "texts"),
-    [
-        ({}, 3, ["ranks=3", "experts=8"]),
-        ({"intermediate": 66}, 4, ["ranks=4", "intermediate=66"]),
-        ({"q_heads": 6, "kv_heads": 2}, 4, ["ranks=4", "q_heads=6"]),
-        ({"q_heads": 12, "kv_heads": 6, "experts": 12}, 4, ["ranks=4", "kv_heads=6"]),
-        ({}, 1, ["ranks=1", "2"]),
-    ],
-)
-def test_ranks_that_do_not_fit_the_model(no_process, small_models, sizes, ranks, texts):
-    message = refused_start(small_models("odd", **sizes), ranks=ranks)
-    assert all(text in message for text in texts), message
-
-
-def test_more_ranks_than_the_machine_allows(no_process, small_models, monkeypatch):
-    from moebius_engine.sglang import arguments
-
-    monkeypatch.setattr(arguments.os, "sched_getaffinity", lambda _: {0})
-    monkeypatch.setattr(arguments.environment, "is_needed", lambda: True)
-    message = refused_start(small_models("wide", q_heads=8, kv_heads=8), ranks=8)
-    assert "ranks=8" in message and "4" in message
-
-
-def test_tied_embeddings(no_process, small_models):
-    path = Path(small_models("tied")) / "config.json"
-    path.write_text(path.read_text().replace('"tie_word_embeddings": false', '"tie_word_embeddings": true'))
-    message = refused_start(str(path.parent))
-    assert "tie_word_embeddings=True" in message and "lm_head.weight" in message
-
-
-def test_an_unknown_model_type(no_process, tmp_path):
-    (tmp_path / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}')
-    message = refused_start(str(tmp_path))
-    assert "'llama'" in message and "qwen3_moe" in message
-
-
-@pytest.mark.parametrize(
-    ("arguments", "texts"),
-    [
-        ({"tp_size": 2}, ["tp_size=2", "ranks=2"]),
-        ({"speculative_algorithm": "EAGLE"}, ["speculative_algorithm='EAGLE'", "draft models"]),
-        ({"quantization": "fp8"}, ["quantization='fp8'"]),
-        ({"moe_a2a_backend": "deepep"}, ["moe_a2a_backend='deepep'", "docs/deepep.md"]),
-    ],
-)
-def test_arguments_that_contradict_switching(no_process, tiny_moe, arguments, texts):
-    message = refused_start(tiny_moe, ranks=2, switch=SwitchConfig(), **arguments)
-    assert all(text in message for text in texts), message
-
-
-def test_a_port_in_use(no_process, tiny_moe):
-    from moebius_engine.sglang.arguments import choose_port
-
-    port = choose_port(None)
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", port))
-        message = refused_start(tiny_moe, ranks=2, port=port)
-    assert f"port={port}" in message and "in use" in message
-
-
-def test_a_port_that_sglang_cannot_take(no_process, tiny_moe):
-    """It also derives port + 10000, which must be a port too."""
-    message = refused_start(tiny_moe, ranks=2, port=57440)
-    assert "port=57440" in message and "55535" in message
 
 
 def test_a_second_engine_takes_other_ports(engine):

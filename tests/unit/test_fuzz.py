@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.fuzz import fake_engine
-from tests.fuzz.fake_engine import VOCAB, FakeEngine
+from tests.fuzz.fake_engine import FakeEngine
+from tests.fuzz.fake_rank import VOCAB, response
 from tests.fuzz.play import Play
 from tests.fuzz.script import Steps, Submit, Switch, scripts
 
@@ -21,7 +21,7 @@ PROMPTS = [
     *([number, *(11 * token % VOCAB for token in range(60 + number))] for number in range(8)),
     [0, *(11 * token % VOCAB for token in range(50)), 9, 8, 7, 6],
 ]
-REFERENCE = {index: fake_engine.response(prompt, LONGEST) for index, prompt in enumerate(PROMPTS)}
+REFERENCE = {index: response(prompt, LONGEST) for index, prompt in enumerate(PROMPTS)}
 SCRIPTS = scripts(prompts=len(PROMPTS), tokens=LONGEST, steps=5, rounds=6)
 
 

@@ -17,7 +17,7 @@ from rollout.cli import app
 from rollout.replay.request import VERSION, RecordedRequest, SamplingName
 from rollout.replay.run import WrongLength, replay
 from rollout.replay.workload import dummy_prompts, read_workloads
-from tests.unit.test_cli import StandInEngine, StopsEarly
+from tests.unit.stand_in_engine import StandInEngine, StopsEarly
 
 VOCAB = 512
 tokens = st.lists(st.integers(0, VOCAB - 1), max_size=20).map(tuple)
