@@ -14,13 +14,13 @@ from moebius_engine.telemetry import SwitchRecord
 
 STEPS = 24  # decode steps timed for each layout and number of requests
 TOKENS = 10 * STEPS  # of a response, which is ended before it has them
-FINER = (1.25, 1.5, 1.75)  # between the two numbers, one twice the other, between which the layouts cross
+FINER = (1.25, 1.5, 1.75)  # between two numbers, one twice the other, between which the layouts cross
 _FULL = 0.9  # share of a rank's KV rows that is used at most
 _POLL_S = 0.05  # each look at the engine costs it an exchange
 
 
 async def measure(engine: Any, context: int, budget_s: float) -> tuple[list[Point], list[SwitchRecord]]:
-    """Both layouts at P, 2P, 4P, ... requests of `context` tokens each, then finer where they cross.
+    """Both layouts at P, 4P, 16P, ... requests of `context` tokens each, then finer where they cross.
 
     engine: an idle SwitchingEngine that no policy switches; it is left in EP, idle. budget_s: after this much time no
     more prompts are prefilled, so larger numbers of requests may stay unmeasured.
@@ -30,16 +30,27 @@ async def measure(engine: Any, context: int, budget_s: float) -> tuple[list[Poin
     deadline = time.monotonic() + budget_s
     sizes = await _sizes(engine, context)
     points, switch = await sweep(engine, sizes, context, until=time.monotonic() + budget_s / 2)
-    if (found := crossing(points).requests) is None:
-        return points, [switch]
+    switches = [switch]
+    for _ in range(2):  # to within a factor of two, then of 1.25
+        sizes = finer(points, engine.ranks)
+        if not sizes or time.monotonic() > deadline:
+            break
+        more, switch = await sweep(engine, sizes, context, until=deadline)
+        points, switches = points + more, [*switches, switch]
+    return points, switches
+
+
+def finer(points: Sequence[Point], ranks: int) -> list[int]:
+    """Numbers of requests, multiples of P, between the two measured ones between which the layouts cross; none where
+    they do not."""
+    found = crossing(points).requests
     measured = sorted({p.requests for p in points})
-    low = max(n for n in measured if n <= found)
-    finer = sorted({round(low * part / engine.ranks) * engine.ranks for part in FINER} - set(measured))
-    finer = [n for n in finer if n < measured[-1]]
-    if not finer:
-        return points, [switch]
-    more, again = await sweep(engine, finer, context, until=deadline)
-    return points + more, [switch, again]
+    if found is None or found >= measured[-1]:
+        return []
+    low, high = max(n for n in measured if n <= found), min(n for n in measured if n > found)
+    parts = (2,) if high > 2 * low else FINER
+    between = {round(low * part / ranks) * ranks for part in parts}
+    return sorted(n for n in between if low < n < high)
 
 
 async def _sizes(engine: Any, context: int) -> list[int]:
@@ -53,7 +64,8 @@ async def _sizes(engine: Any, context: int) -> list[int]:
 
 
 def sizes_that_fit(ranks: int, running: int, tokens: int, context: int) -> list[int]:
-    """P, 2P, 4P, ... as far as EP's ranks decode so many requests of this length together.
+    """P, 4P, 16P, ... as far as EP's ranks decode so many requests of this length together, and twice the last one if
+    that many fit.
 
     running, tokens: requests and KV tokens of one rank. One request less than `running`: the last one that a rank may
     run waits until another ends if its prompt begins in a chunk that others fill (SGLang's get_new_batch_prefill).
@@ -61,7 +73,9 @@ def sizes_that_fit(ranks: int, running: int, tokens: int, context: int) -> list[
     """
     most = min(running - 1, int(tokens * _FULL) // (context + TOKENS))
     sizes = [ranks]
-    while sizes[-1] * 2 <= most * ranks:
+    while sizes[-1] * 4 <= most * ranks:
+        sizes.append(sizes[-1] * 4)
+    if sizes[-1] * 2 <= most * ranks:
         sizes.append(sizes[-1] * 2)
     if len(sizes) < 2:
         raise ValueError(

@@ -17,7 +17,7 @@ def test_both_layouts_are_timed_and_the_engine_is_as_before(engine):
     found = engine.calibrate(context=32, budget_s=20)
     sizes = {layout: sorted(p.requests for p in found.points if p.layout == layout) for layout in ("ep", "tp")}
     assert sizes["ep"] == sizes["tp"]
-    assert sizes["ep"][:2] == [2, 4]
+    assert sizes["ep"][0] == 2 and {8, 16} <= set(sizes["ep"])
     assert all(p.step_s > p.error_s > 0 and p.steps >= 12 for p in found.points)
     assert (found.crossing.requests is None) != (found.crossing.winner is None)
     assert engine.config == config
