@@ -171,7 +171,7 @@ def _engine(model: str, ranks: int, dtype: str, switch: SwitchConfig) -> Iterato
             dtype=dtype,
             max_running_requests=ranks * RUNNING_PER_RANK,
             chunked_prefill_size=ranks * CHUNK_PER_RANK,
-            **_gpu_arguments(ranks),
+            **_gpu_arguments(ranks, switch.share_gpu),
         )
         try:
             yield engine
@@ -179,7 +179,7 @@ def _engine(model: str, ranks: int, dtype: str, switch: SwitchConfig) -> Iterato
             engine.shutdown()
 
 
-def _gpu_arguments(ranks: int) -> dict[str, Any]:
+def _gpu_arguments(ranks: int, share_gpu: bool) -> dict[str, Any]:
     """Exact float32, so that the two layouts draw the same tokens; none on a CPU, where it is exact anyhow."""
     import torch
 
@@ -191,7 +191,7 @@ def _gpu_arguments(ranks: int) -> dict[str, Any]:
         "attention_backend": "triton",
         "sampling_backend": "pytorch",
         "grammar_backend": "none",
-        "disable_custom_all_reduce": True,
+        "disable_custom_all_reduce": share_gpu,  # SGLang's own refuses ranks that share a GPU
         "disable_piecewise_cuda_graph": True,
         "cuda_graph_bs": sorted({1, RUNNING_PER_RANK, running}),
         "max_total_tokens": running * (PROMPT_TOKENS[1] + RESPONSE_TOKENS[1]),
