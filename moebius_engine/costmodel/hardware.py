@@ -41,10 +41,10 @@ class Gpu:
 def _nvlink(bytes_per_s: float) -> Link:
     """latency_s, collective: NCCL's all-reduce on 8 H100 takes 19 µs for 128 bytes and 136 µs for 16 MiB, which is
     2 · 7/8 · 16 MiB / (136 - 19 µs) = 252 GB/s of 450 (ByteDance-Seed/Triton-distributed, issue 57).
-    direct: between the 70 % that the paper's kernels sustain and the 77 % at which it saw copies by SMs top out
-    (arXiv 2606.26607, section 6.4). Both were measured on NVLink 4 and are taken for the other generations.
+    direct: our kernel writes 357 to 363 GB/s of 450 from one H200 to another (benchmarks/transfer_2xh200.json).
+    Both were measured on NVLink 4 and are taken for the other generations.
     """
-    return Link(bytes_per_s, latency_s=19e-6, collective=0.56, direct=0.735)
+    return Link(bytes_per_s, latency_s=19e-6, collective=0.56, direct=0.80)
 
 
 def _nic(bytes_per_s: float) -> Link:

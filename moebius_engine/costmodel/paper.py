@@ -24,6 +24,7 @@ SWEEP_CONTEXT = 500  # of figure 2, our assumption: its 2,048 requests fit into 
 SMALL, LARGE, ADVANTAGE = 8, 2048, 1.5  # section 2.1: TP wins by 1.5 at small batches, EP by 1.5 at large ones
 SWITCH_S = (0.215, 0.434)  # section 6.4
 WEIGHTS_S = 0.152  # section 6.4
+KERNELS = 0.735  # of the link: section 6.4's kernels sustain 70 % and more, and copies by SMs topped out at 77 %
 THRESHOLDS = (0.8 * 256, 256)  # section 6.1
 MEM_FRACTION = 0.85  # section 6.1
 OVERHEAD = 0.024  # section 6.6
@@ -66,11 +67,18 @@ def _tpot_of(layout: Layout) -> Callable[[CostModel], float]:
     return lambda costs: tpot_s(costs, layout)
 
 
+def _machine() -> Cluster:
+    """The paper's, with the share of NVLink that its kernels reach in a switch."""
+    cluster = Cluster.of(GPU, RANKS)
+    link = replace(cluster.gpu.nvlink, direct=KERNELS)
+    return replace(cluster, gpu=replace(cluster.gpu, nvlink=link))
+
+
 @cache
 def paper_fit() -> Fit:
     """The cost model of the paper's machine."""
     start = Achieved(**{name: begin for name, (_, _, begin) in FREE.items()})
-    costs = CostModel(MoeModel.from_hf_config(PRESETS[MODEL]), Cluster.of(GPU, RANKS), start)
+    costs = CostModel(MoeModel.from_hf_config(PRESETS[MODEL]), _machine(), start)
     observed = [
         Observation(f"TPOT of {layout.upper()} in the quiet period [s], section 6.2", seconds, _tpot_of(layout))
         for layout, seconds in QUIET_TPOT_S.items()
