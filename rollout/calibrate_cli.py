@@ -87,13 +87,9 @@ def curves_table(found: "Calibration") -> Table:
 
 def save_curves(found: "Calibration", path: Path) -> None:
     """Step time over requests, with two standard errors, and the crossing."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    from rollout.plot import new_figure, png_colour
 
-    from rollout.plot import png_colour
-
-    figure = Figure(figsize=(8, 4.5), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(8, 4.5)
     axes = figure.add_subplot()
     pairs = _pairs(found)
     for layout, curve in (("ep", [ep for _, ep, _ in pairs]), ("tp", [tp for _, _, tp in pairs])):

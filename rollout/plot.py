@@ -2,8 +2,12 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from moebius_engine.telemetry import StepReport
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # Okabe-Ito colours (told apart with any colour vision), as (terminal RGB) and for the PNG alike.
 COLOURS: dict[str, tuple[int, int, int]] = {"tp": (0, 114, 178), "ep": (230, 159, 0), "switching": (0, 158, 115)}
@@ -17,13 +21,19 @@ def png_colour(name: str) -> tuple[float, ...]:
     return tuple(part / 255 for part in COLOURS.get(name, OTHER))
 
 
-def save_png(reports: Mapping[str, StepReport], path: Path, title: str) -> None:
-    """One curve a run and a mark at each of its switches. The runs share one threshold line, that of the first."""
+def new_figure(width: float, height: float) -> "Figure":
+    """A figure that no window shows. width, height: in inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 4.5), dpi=150, layout="constrained")
+    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
+    return figure
+
+
+def save_png(reports: Mapping[str, StepReport], path: Path, title: str) -> None:
+    """One curve a run and a mark at each of its switches. The runs share one threshold line, that of the first."""
+    figure = new_figure(8, 4.5)
     axes = figure.add_subplot()
     for name, report in reports.items():
         colour = png_colour(name)

@@ -32,8 +32,7 @@ def main(
     share_gpu: Annotated[bool, typer.Option("--share-gpu", help="all ranks on GPU 0")] = False,
 ) -> None:
     most = max(batch)
-    sizes = {size for count in batch for size in (-(-count // ranks), count)}
-    arguments = server_args(batch_sizes=sizes, requests=most, tokens=most * (PROMPT + tokens + 1), share_gpu=share_gpu)
+    arguments = server_args(batch, ranks, tokens=most * (PROMPT + tokens + 1), share_gpu=share_gpu)
     speeds: dict[tuple[str, str, int], list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         write_model(folder, model, layers)

@@ -27,7 +27,7 @@ from moebius_engine.config import SwitchConfig
 from moebius_engine.telemetry import StepReport
 from rollout.demo import POLICIES
 from rollout.metrics import console_line
-from rollout.plot import png_colour
+from rollout.plot import new_figure, png_colour
 from rollout.replay.run import replay, started_actor
 from rollout.replay.workload import Workload, dummy_prompts, read_workloads
 from rollout.server_argument import server_argument
@@ -148,11 +148,7 @@ def table(reports: dict[str, list[StepReport]]) -> dict[str, Any]:
 
 def save_png(reports: dict[str, list[StepReport]], path: Path, title: str) -> None:
     """Bars of each step's burst and tail, and the in-flight count of the last step."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 6), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(9, 6)
     bars, curves = figure.subplots(2)
     width = 0.8 / len(reports)
     for place, (layout, of_layout) in enumerate(reports.items()):

@@ -22,14 +22,15 @@ import typer
 from bench_switch_plot import save_png
 from gpu_engine import MODEL, server_args, setting, tokens_per_rank, write_model
 
+from moebius_engine.calibration.measure import until_all_decode
 from moebius_engine.config import SwitchConfig
 from moebius_engine.engine import SwitchingEngine
 from moebius_engine.memory.budget import GB, Sizes, budget, requests_per_rank
 
 PROMPT = 65  # tokens, where no occupancy asks for more
 WARM_UP = 2  # switches that are not counted: kernels compile, buffers grow
-DEADLINE_S = 120.0  # until all requests of a row decode
 PHASES = ("decide_ms", "metadata_ms", "kv_ms", "weights_ms", "rest_ms", "total_ms")
+WRITTEN = ("target", "running", "kv_tokens", "kv_bytes", "weight_bytes", *PHASES, "checks_ms")  # of a switch's record
 
 
 class Row(NamedTuple):
@@ -74,16 +75,15 @@ def main(
         "setting": setting(ranks, model, layers, share_gpu, transfer=transfer, **{"KV tokens a rank": kv_tokens}),
         "rows": [],
     }
-    sizes = {size for count in requests for size in (-(-count // ranks), count)}
     with tempfile.TemporaryDirectory() as folder:
         engine = SwitchingEngine(
             write_model(folder, model, layers),
             ranks=ranks,
             switch=SwitchConfig(policy="ep", transfer=transfer, share_gpu=share_gpu, timeout_s=60),
-            **server_args(sizes, most, kv_tokens, share_gpu),
+            **server_args(requests, ranks, kv_tokens, share_gpu),
         )
         try:
-            report["memory of rank 0 [GB]"] = _memory(engine, kv_tokens, most)
+            report["memory of rank 0 [GB]"] = _memory(engine, kv_tokens)
             for row in rows:
                 report["rows"].append(engine.loop.run_until_complete(_measure(engine, row)))
                 out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
@@ -107,10 +107,10 @@ def _prompt(occupancy: float, room: int, tokens: int) -> int:
     return wanted
 
 
-def _memory(engine: SwitchingEngine, kv_tokens: int, requests: int) -> dict[str, dict[str, float | None]]:
+def _memory(engine: SwitchingEngine, kv_tokens: int) -> dict[str, dict[str, float | None]]:
     """Each component: measured, and as `moebius-rollout budget` says."""
     context = engine.context_len
-    per_rank = requests_per_rank(requests, kv_tokens, context, engine.ranks)
+    per_rank = requests_per_rank(engine.server_args.max_running_requests, kv_tokens, context, engine.ranks)
     sizes = Sizes(engine.shape, engine.ranks, kv_tokens, per_rank, context, context, itemsize=2, kv_itemsize=2)
     planned = {component.key: component.nbytes / GB for component in budget(sizes).components}
     measured = {key: nbytes / GB for key, nbytes in engine.memory()[0].items()}
@@ -131,7 +131,7 @@ async def _measure(engine: SwitchingEngine, row: Row) -> dict[str, Any]:
     batch = asyncio.ensure_future(
         engine.async_generate(input_ids=prompts, sampling_params={**greedy, "max_new_tokens": row.tokens})
     )
-    await _until_all_decode(engine, row.requests)
+    await until_all_decode(engine, row.requests, batch)
     records = []
     for turn in range(WARM_UP + row.switches):
         record = await engine.async_switch("tp" if turn % 2 == 0 else "ep")
@@ -152,26 +152,8 @@ async def _measure(engine: SwitchingEngine, row: Row) -> dict[str, Any]:
         "tokens_arrived": sum(len(answer["output_ids"]) for answer in answers),
         "tokens_expected": row.requests * row.tokens,
         "batch_s": time.perf_counter() - began,
-        "records": [
-            {
-                key: r[key]
-                for key in ("target", "running", "kv_tokens", "kv_bytes", "weight_bytes", *PHASES, "checks_ms")
-            }
-            for r in records
-        ],
+        "records": [{key: r[key] for key in WRITTEN} for r in records],
     }
-
-
-async def _until_all_decode(engine: SwitchingEngine, requests: int) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while True:
-        health = await engine.async_health()
-        early = sum(rank["waiting"] + rank["prefilling"] for rank in health["ranks"])
-        if health["inflight"] == requests and not early:
-            return
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{health['inflight'] - early} of {requests} requests decode after {DEADLINE_S} s")
-        await asyncio.sleep(0.05)
 
 
 if __name__ == "__main__":

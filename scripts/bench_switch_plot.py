@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
+from rollout.plot import new_figure
+
 PHASES = {  # Okabe-Ito colours
     "decide": ("the step in flight ends", (0.60, 0.60, 0.60)),
     "weights": ("weights", (0.00, 0.45, 0.70)),
@@ -25,11 +27,7 @@ def main(report: Annotated[Path, typer.Argument(help="The JSON file; the PNG is 
 
 
 def save_png(report: dict[str, Any], path: Path) -> None:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 4.5), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(9, 4.5)
     setting = report["setting"]
     room = setting["ranks"] * setting["KV tokens a rank"]
     rows = sorted(report["rows"], key=lambda row: (row["requests"], row["samples"], row["prompt"]))

@@ -21,20 +21,20 @@ def _copy(source, target, BLOCK: tl.constexpr):
 
 def peer_gbs(repeats: int) -> dict[str, float]:
     """GB/s that cross the link each way: median of `repeats`, the slower GPU of each. Needs two GPUs."""
-    pairs = [(torch.empty(NBYTES // 4, dtype=torch.int32, device=f"cuda:{gpu}").random_(), gpu) for gpu in range(2)]
-    arrived = [torch.empty_like(source) for source, _ in pairs]
+    sources = [torch.empty(NBYTES // 4, dtype=torch.int32, device=f"cuda:{gpu}").random_() for gpu in range(2)]
+    arrived = [torch.empty_like(source) for source in reversed(sources)]  # of each GPU, on the other
 
     def by_kernel(gpu: int) -> None:
-        _copy[(NBYTES // 4 // _BLOCK,)](pairs[gpu][0], arrived[1 - gpu], BLOCK=_BLOCK, num_warps=_WARPS)
+        _copy[(NBYTES // 4 // _BLOCK,)](sources[gpu], arrived[gpu], BLOCK=_BLOCK, num_warps=_WARPS)
 
     def by_copy_engine(gpu: int) -> None:
-        arrived[1 - gpu].copy_(pairs[gpu][0], non_blocking=True)
+        arrived[gpu].copy_(sources[gpu], non_blocking=True)
 
     found = {}
     # The copy engine comes first: torch opens the peer's memory for this process at the first copy.
     for name, copy in (("copy_engine", by_copy_engine), ("sm", by_kernel)):
         rates = [_rate(copy) for _ in range(2 + repeats)][2:]
-        if not all(torch.equal(arrived[1 - gpu], source.to(f"cuda:{1 - gpu}")) for source, gpu in pairs):
+        if not all(torch.equal(sent.to(got.device), got) for sent, got in zip(sources, arrived, strict=True)):
             raise RuntimeError(f"{name}: other bytes arrived than were sent")
         for target in arrived:
             target.zero_()

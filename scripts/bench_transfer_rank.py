@@ -21,6 +21,7 @@ from moebius_engine.layout.shape import ModelShape
 from moebius_engine.layout.slots import layer_order
 from moebius_engine.memory.arena import Arena
 from moebius_engine.memory.exportable import open_memory
+from moebius_engine.memory.presets import PRESETS
 from moebius_engine.transfer import pick
 from moebius_engine.transfer.base import LayerMove, Transfer
 from moebius_engine.transfer.collective import CollectiveTransfer
@@ -38,8 +39,9 @@ class Sizes(NamedTuple):
     nccl: bool
 
     def shape(self) -> ModelShape:
-        """Experts and KV heads of Qwen3-30B-A3B: H 2048, I 768, K 4, D 128."""
-        return ModelShape("qwen3_moe", self.layers, 2048, 768, self.experts, 32, 4, 128, 151936)
+        """Qwen3-30B-A3B's, H 2048, I 768, K 4, D 128, but for the numbers of layers and experts."""
+        changes = {"num_hidden_layers": self.layers, "num_experts": self.experts}
+        return ModelShape.from_hf_config(PRESETS["Qwen3-30B-A3B"] | changes)
 
 
 class Job(NamedTuple):

@@ -29,9 +29,14 @@ def setting(ranks: int, model: str, layers: int | None, share_gpu: bool, **more:
     }
 
 
-def server_args(batch_sizes: Iterable[int], requests: int, tokens: int, share_gpu: bool) -> dict[str, Any]:
-    """SGLang's arguments. batch_sizes: of the captured graphs. requests: of all ranks. tokens: that a rank may hold in
-    EP. Its own all-reduce is left on where each rank has a GPU; it refuses ranks that share one."""
+def server_args(batches: Iterable[int], ranks: int, tokens: int, share_gpu: bool) -> dict[str, Any]:
+    """SGLang's arguments, with graphs for `batches`, numbers of requests of all ranks, in both layouts. tokens: that a
+    rank may hold in EP.
+
+    Each rank may run one request more than it gets (calibration.measure.sizes_that_fit says why). SGLang's own
+    all-reduce is left on where each rank has a GPU; it refuses ranks that share one.
+    """
+    batches = list(batches)
     return {
         "load_format": "dummy",
         "skip_tokenizer_init": True,
@@ -43,8 +48,8 @@ def server_args(batch_sizes: Iterable[int], requests: int, tokens: int, share_gp
         "disable_piecewise_cuda_graph": True,
         "max_total_tokens": tokens,
         "mem_fraction_static": 0.5 if share_gpu else 0.8,
-        "cuda_graph_bs": sorted(batch_sizes),
-        "max_running_requests": requests,
+        "cuda_graph_bs": sorted({size for count in batches for size in (-(-count // ranks), count)}),
+        "max_running_requests": max(batches) + ranks,
     }
 
 

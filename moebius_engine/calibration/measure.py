@@ -122,21 +122,29 @@ async def _decoding(engine: Any, prompts: Sequence[Sequence[int]]) -> AsyncItera
     """All of these prompts decode within it."""
     sampling = {"temperature": 0.0, "ignore_eos": True, "max_new_tokens": TOKENS}
     batch = asyncio.ensure_future(engine.async_generate_now(input_ids=list(prompts), sampling_params=sampling))
-
-    async def all_decode() -> bool:
-        if batch.done():
-            ended = Counter(str(answer["meta_info"]["finish_reason"]) for answer in batch.result())
-            raise RuntimeError(f"calibration: {len(prompts)} requests never decoded together; they ended by {ended}")
-        health = await engine.async_health()
-        waiting = any(rank["waiting"] or rank["prefilling"] for rank in health["ranks"])
-        return health["inflight"] == len(prompts) and not waiting
-
     try:
-        await _until(engine, all_decode, f"{len(prompts)} requests decode together")
+        await until_all_decode(engine, len(prompts), batch)
         yield
     finally:
         await engine.async_abort(abort_all=True)
         await asyncio.wait_for(batch, engine.config.timeout_s)
+
+
+async def until_all_decode(engine: Any, requests: int, batch: asyncio.Future[list[Any]]) -> None:
+    """Wait until so many requests decode together, and nothing else is in flight. batch: their answers.
+
+    Raises RuntimeError if they have ended before, TimeoutError after engine.config.timeout_s.
+    """
+
+    async def all_decode() -> bool:
+        if batch.done():
+            ended = Counter(str(answer["meta_info"]["finish_reason"]) for answer in batch.result())
+            raise RuntimeError(f"{requests} requests never decoded together; they ended by {ended}")
+        health = await engine.async_health()
+        waiting = any(rank["waiting"] or rank["prefilling"] for rank in health["ranks"])
+        return health["inflight"] == requests and not waiting
+
+    await _until(engine, all_decode, f"{requests} requests decode together")
 
 
 async def _time(engine: Any, layout: Layout, size: int) -> Point:
@@ -158,5 +166,5 @@ async def _until(engine: Any, done: Callable[[], Awaitable[bool]], what: str) ->
     deadline = time.monotonic() + engine.config.timeout_s
     while not await done():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"calibration: {what} is not so after {engine.config.timeout_s} s")
+            raise TimeoutError(f"{what}: not so after {engine.config.timeout_s} s")
         await asyncio.sleep(_POLL_S)

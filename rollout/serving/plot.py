@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moebius_engine.telemetry import StepTrace
-from rollout.plot import png_colour
+from rollout.plot import new_figure, png_colour
 from rollout.serving.latency import Bin
 
 _SWITCH_STYLES = {"ep": "--", "tp": ":"}  # by target
@@ -22,11 +22,7 @@ class Served:
 def save_png(runs: Mapping[str, Served], bursts: Sequence[tuple[float, float]], path: Path, title: str) -> None:
     """runs: by a name of rollout.plot.COLOURS. bursts: begin and end of each, in seconds. The arrivals are those of the
     first run, which all share."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 9), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(9, 9)
     rate, inflight, ttft, tpot = figure.subplots(4, sharex=True)
     first = next(iter(runs.values())).bins
     width_s = first[1].begin_s if len(first) > 1 else 1.0

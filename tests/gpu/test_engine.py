@@ -20,8 +20,6 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(500)]
 
 SWITCHES, STREAMS, TOKENS = 100, 6, 1 << 20
 REQUEST = {"input_ids": prompts(STREAMS), "sampling_params": GREEDY | {"max_new_tokens": 200}, "return_logprob": True}
-
-
 SHARE_GPU = torch.cuda.device_count() == 1
 
 

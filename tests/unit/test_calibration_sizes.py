@@ -44,7 +44,7 @@ def test_two_rounds_bring_the_crossing_within_a_factor_of_one_and_a_quarter(at, 
             sizes = sorted({*sizes, *wanted})
     if at > sizes[0]:
         low, high = max(n for n in sizes if n <= at), min(n for n in sizes if n > at)
-        assert high <= max(1.34 * low, low + ranks)
+        assert high <= max(1.26 * low, low + ranks)
 
 
 def test_layouts_that_do_not_cross_need_no_finer_numbers():

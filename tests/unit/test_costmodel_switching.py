@@ -10,7 +10,6 @@ from moebius_engine.costmodel.moe import MoeModel
 from moebius_engine.costmodel.paper import paper_fit
 from moebius_engine.costmodel.switching import kv_bytes, weight_bytes
 from moebius_engine.layout import Layout, other
-from moebius_engine.layout.shape import ModelShape
 from moebius_engine.memory.budget import Sizes, budget, kv_token_bytes
 from moebius_engine.memory.presets import PRESETS
 from tests.unit.test_costmodel_decode import LARGE, PERFECT, UNIT
@@ -76,18 +75,8 @@ MEASURED_MS = [(Layout.TP, 32, 13_856, 5.08, 13.66), (Layout.EP, 32, 15_552, 5.0
 
 def qwen3_30b(layers: int, link: str) -> CostModel:
     """Of two ranks on H200s."""
-    shape = ModelShape(
-        model_type="qwen3_moe",
-        layers=layers,
-        hidden=2048,
-        intermediate=768,
-        experts=128,
-        q_heads=32,
-        kv_heads=4,
-        head_dim=128,
-        vocab_size=151936,
-    )
-    return CostModel(MoeModel(shape, top_k=8), Cluster.of("H200", 2, link), paper_fit().costs.achieved)
+    model = MoeModel.from_hf_config(PRESETS["Qwen3-30B-A3B"] | {"num_hidden_layers": layers})
+    return CostModel(model, Cluster.of("H200", 2, link), paper_fit().costs.achieved)
 
 
 @pytest.mark.parametrize(("target", "requests", "kv_tokens", "weights_ms", "total_ms"), MEASURED_MS)
