@@ -23,6 +23,7 @@ from sglang.srt.utils import kill_process_tree
 
 from moebius_engine.blocking import BlockingCalls
 from moebius_engine.sglang import door
+from moebius_engine.sglang.ports import PortBlock
 from moebius_engine.sglang.process import controller_with_plugins, run_scheduler, run_static_scheduler
 from moebius_engine.sglang.watch import OutliveSigquit, Watch, let_go, outlive_sigquit
 
@@ -59,18 +60,6 @@ class SwitchingEngine(BlockingCalls, Engine):
         server_arguments.check_machine(ranks, self.config.share_gpu)
         if environment.is_needed():
             environment.prepare(ranks)
-        port = server_arguments.choose_port(server_args.pop("port", None))
-        server_args |= {"model_path": model_path, "port": port}
-        ep, tp = server_arguments.both_layouts(ranks, server_args, self.config.timeout_s)
-        self.vitals = make_vitals(ranks)
-        if self.config.policy == "off":
-            self.run_scheduler_process_func = functools.partial(run_static_scheduler, self.config, vitals=self.vitals)
-            first = {Layout.EP: ep, Layout.TP: tp}[Layout(self.config.static_layout)]
-        else:
-            self.run_scheduler_process_func = functools.partial(
-                run_scheduler, ServerArgs(**tp), self.config, vitals=self.vitals
-            )
-            first = ep
         others = {child.pid for child in psutil.Process().children()}
         managers: list[Any] = []
         make_manager = self.init_tokenizer_manager_func
@@ -81,8 +70,9 @@ class SwitchingEngine(BlockingCalls, Engine):
             return made
 
         self.init_tokenizer_manager_func = init_tokenizer_manager
+        self._ports = PortBlock(server_args.pop("port", None))
         try:
-            super().__init__(server_args=ServerArgs(**first))
+            super().__init__(server_args=self._first_layout(model_path, server_args))
         except BaseException:
             # Upstream leaves the processes that did start, and Python would wait for them at exit.
             for child in psutil.Process().children():
@@ -90,6 +80,7 @@ class SwitchingEngine(BlockingCalls, Engine):
                     kill_process_tree(child.pid)
             for manager in managers:
                 let_go(manager)
+            self._ports.close()
             atexit.unregister(self.shutdown)
             raise
         manager = self.tokenizer_manager
@@ -105,6 +96,21 @@ class SwitchingEngine(BlockingCalls, Engine):
         )
         manager._subprocess_watchdog = self.watch
         self.watch.start()
+
+    def _first_layout(self, model_path: str, server_args: dict[str, Any]) -> ServerArgs:
+        """Server arguments to start with. Sets how a rank is started, too: it is told of the second layout."""
+        own = {"model_path": model_path, "port": self._ports.base}
+        ep, tp = server_arguments.both_layouts(
+            self.ranks, {"nccl_port": self._ports.rendezvous, **server_args, **own}, self.config.timeout_s
+        )
+        self.vitals = make_vitals(self.ranks)
+        if self.config.policy == "off":
+            self.run_scheduler_process_func = functools.partial(run_static_scheduler, self.config, vitals=self.vitals)
+            return ServerArgs(**{Layout.EP: ep, Layout.TP: tp}[Layout(self.config.static_layout)])
+        self.run_scheduler_process_func = functools.partial(
+            run_scheduler, ServerArgs(**tp), self.config, vitals=self.vitals
+        )
+        return ServerArgs(**ep)
 
     @classmethod
     def _launch_scheduler_processes(cls, server_args: ServerArgs, port_args: Any, run_scheduler_process_func: Any):
@@ -153,6 +159,7 @@ class SwitchingEngine(BlockingCalls, Engine):
         self.watch.close()  # upstream ends every child of this process, another engine's too
         let_go(manager)
         self.send_to_rpc.close(linger=0)
+        self._ports.close()
         self.tokenizer_manager = None
         atexit.unregister(self.shutdown)
 

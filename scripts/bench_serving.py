@@ -93,9 +93,9 @@ def main(
 @contextmanager
 def serving(options: dict[str, Any], changes: list[str], timeout_s: float) -> Iterator[str]:
     """`moebius-rollout serve` as a process of its own, for as long as the context lasts. Gives its address."""
-    from moebius_engine.sglang.arguments import choose_port
+    from moebius_engine.sglang.ports import free_port
 
-    port = choose_port(None)
+    port = free_port()
     command = [str(Path(sys.executable).with_name("moebius-rollout")), "serve", "--port", str(port)]
     command += [str(part) for option in options.items() for part in option]
     command += [part for change in changes for part in ("--set", change)]

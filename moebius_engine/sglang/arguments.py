@@ -1,12 +1,10 @@
 """Server arguments of a switching engine: what it sets, what it refuses, and both layouts' ServerArgs."""
 
 import ast
-import contextlib
 import dataclasses
 import functools
 import os
 import random
-import socket
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -41,9 +39,6 @@ _ONLY = {
 # Of the HTTP server, which keeps them to itself (http.py): SGLang logs and shows its arguments, and hands them to every
 # process.
 SECRETS = ("api_key", "admin_api_key", "ssl_keyfile_password")
-
-_PORT_SPAN = 240  # SGLang uses port, port + 233 (ZMQ_TCP_PORT_DELTA) and the next five
-_HIGHEST_PORT = 65535 - 10000  # it also reckons with port + 10000, for gRPC (server_args.py:1149)
 
 
 def check(ranks: int, arguments: dict[str, Any]) -> None:
@@ -84,37 +79,6 @@ def check_machine(ranks: int, share_gpu: bool = False) -> None:
         most, what = torch.cuda.device_count(), "its GPUs"
     if ranks > most:
         raise ValueError(f"ranks={ranks} is more than this machine's {most} ({what}); use ranks={most} or fewer")
-
-
-def choose_port(asked: int | None) -> int:
-    """SGLang's base port. Raises ValueError if the asked one, or one that it implies, is out of range or taken."""
-    if asked is not None:
-        if not 1 <= asked <= _HIGHEST_PORT:
-            raise ValueError(f"port={asked} must lie between 1 and {_HIGHEST_PORT}: SGLang also derives port + 10000")
-        taken = [port for port in _implied(asked) if not _is_free(port)]
-        if taken:
-            raise ValueError(f"port={asked}: port {taken[0]} is in use, perhaps by another engine; choose another port")
-        return asked
-    candidates = list(range(20000, _HIGHEST_PORT, _PORT_SPAN))
-    random.SystemRandom().shuffle(candidates)
-    return next(base for base in candidates if all(map(_is_free, _implied(base))))
-
-
-def _implied(base: int) -> list[int]:
-    from sglang.srt.server_args import ZMQ_TCP_PORT_DELTA
-
-    return [base, *range(base + ZMQ_TCP_PORT_DELTA, base + ZMQ_TCP_PORT_DELTA + 6)]
-
-
-def _is_free(port: int) -> bool:
-    with contextlib.closing(socket.socket()) as probe:
-        # As a server does: connections of its predecessor that linger in TIME_WAIT do not take the port.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
 
 
 def both_layouts(ranks: int, arguments: dict[str, Any], timeout_s: float) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -4,7 +4,6 @@ verl talks to it by Ray calls alone. SGLang's HTTP server is not started: reques
 engine's door and belong to no step. The address that verl knows a replica by is the engine's own port.
 """
 
-import contextlib
 import itertools
 from typing import Any
 
@@ -14,14 +13,12 @@ from verl.workers.rollout.replica import RolloutMode, TokenOutput
 from verl.workers.rollout.sglang_rollout.async_sglang_server import SGLangHttpServer
 
 from moebius_engine.engine import SwitchingEngine
-from moebius_engine.sglang import arguments as server_arguments
 from moebius_engine.telemetry import StepReport, UpdateRecord
 from rollout.replay.dump import RequestDump
 from rollout.verl_plugin import settings
 from rollout.verl_plugin.seeds import Seeds
 from rollout.verl_plugin.steps import Steps
 
-_FIRST_PORT, _PORT_STEP, _PORTS = 20000, 240, 140  # an engine takes ports of the 240 from its base on
 _ABORTED = "Aborted"  # SGLang's message of a request that was asked to end (schedule_batch.FINISH_ABORT)
 
 
@@ -37,7 +34,6 @@ class MoebiusServer(SGLangHttpServer):
         arguments = settings.engine_arguments(self.config, get_platform().device_name) | {
             "trust_remote_code": self.model_config.trust_remote_code,
             "base_gpu_id": self.base_gpu_id,
-            "port": _free_port(self.replica_rank),
         }
         # Before the engine: a folder that cannot be made must not leave processes behind.
         self.dump = None
@@ -225,12 +221,3 @@ class MoebiusServer(SGLangHttpServer):
         """Takes it again. Weights come with the update that follows."""
         await self.engine.async_resume_memory_occupation(tags)
         self._released -= set(tags)
-
-
-def _free_port(replica_rank: int) -> int:
-    """An engine's base port. Replicas of one host start at the same time, so each looks from a place of its own."""
-    for candidate in range(_PORTS):
-        place = (17 * replica_rank + candidate) % _PORTS
-        with contextlib.suppress(ValueError):
-            return server_arguments.choose_port(_FIRST_PORT + _PORT_STEP * place)
-    raise RuntimeError(f"no free ports for an engine from {_FIRST_PORT} to {_FIRST_PORT + _PORT_STEP * _PORTS}")

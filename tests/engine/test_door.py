@@ -229,8 +229,8 @@ def test_a_call_that_makes_no_sense_is_refused_as_a_whole(engine, arguments, tex
 
 
 def test_a_second_engine_takes_other_ports(engine):
-    from moebius_engine.sglang.arguments import choose_port
+    from moebius_engine.sglang.ports import PortBlock, free_port
 
-    assert abs(choose_port(None) - engine.server_args.port) >= 240
+    assert abs(free_port() - engine.server_args.port) >= 240
     with pytest.raises(ValueError, match="in use"):
-        choose_port(engine.server_args.port)
+        PortBlock(engine.server_args.port)

@@ -81,7 +81,6 @@ def test_a_script_with_requests_in_every_state(play):
 # Without shrinking: every example takes seconds here. The fake engine shrinks what both have in common.
 @settings(
     max_examples=25,
-    deadline=None,
     suppress_health_check=list(HealthCheck),
     phases=[Phase.explicit, Phase.generate],
 )

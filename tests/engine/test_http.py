@@ -14,7 +14,7 @@ import psutil
 import pytest
 import requests
 
-from moebius_engine.sglang.arguments import choose_port
+from moebius_engine.sglang.ports import free_port
 from tests.engine.inflight import prompts
 
 KEY = {"Authorization": "Bearer hush"}
@@ -26,7 +26,7 @@ class Server:
     """The command, its address and its requests; each has a deadline."""
 
     def __init__(self, model: str, log: Path):
-        port = choose_port(None)
+        port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         command = [str(Path(sys.executable).with_name("moebius-rollout")), "serve"]
         options = {"--model": model, "--ranks": 2, "--port": port, "--policy": "ep"}

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from moebius_engine.costmodel.costs import CostModel
@@ -49,7 +49,6 @@ def any_costs(draw) -> CostModel:
     )
 
 
-@settings(deadline=None)
 @given(any_costs(), layouts, st.floats(1, 4096), st.floats(1, 4096), st.floats(0, 30_000), st.floats(0, 30_000))
 def test_more_requests_or_context_never_take_less(costs, layout, few, many, short, long):
     assume(few <= many and short <= long)
@@ -57,7 +56,6 @@ def test_more_requests_or_context_never_take_less(costs, layout, few, many, shor
     assert costs.step_s(layout, few, short) <= costs.step_s(layout, few, long) * (1 + 1e-12)
 
 
-@settings(deadline=None)
 @given(st.sampled_from(sorted(PRESETS)), st.floats(1, 4096), st.floats(0, 30_000), st.sampled_from(["deepep", "none"]))
 def test_one_rank_has_one_layout(name, requests, context, dispatch):
     costs = CostModel(MoeModel.from_hf_config(PRESETS[name]), Cluster.of("H200", 1), FLOORS, dispatch)
@@ -66,7 +64,6 @@ def test_one_rank_has_one_layout(name, requests, context, dispatch):
     assert tp.network == 0
 
 
-@settings(deadline=None)
 @given(any_costs(), st.floats(1, 4096), st.floats(0, 10_000))
 def test_skew_costs_only_ep(costs, requests, context):
     even, skewed = replace(costs, skew=1.0), replace(costs, skew=min(2.0, costs.cluster.ranks))
@@ -74,7 +71,6 @@ def test_skew_costs_only_ep(costs, requests, context):
     assert even.step_s(Layout.EP, requests, context) <= skewed.step_s(Layout.EP, requests, context)
 
 
-@settings(deadline=None)
 @given(st.floats(1, 5000))
 def test_activated_experts_lie_between_the_top_k_and_all(tokens):
     assert LARGE.top_k - 1e-9 <= LARGE.activated_experts(tokens) <= LARGE.shape.experts
@@ -139,7 +135,6 @@ def test_collectives_by_hand():
     assert all_to_all_s(one, 80) == pytest.approx(5 + 7 / 8 * 80 / 10)
 
 
-@settings(deadline=None)
 @given(st.sampled_from([2, 4, 8]), st.floats(1, 1e9))
 def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather(ranks, nbytes):
     cluster = Cluster(UNIT, ranks)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moebius_engine.costmodel.costs import CostModel
@@ -33,7 +33,6 @@ class Lines:
         return 0.0
 
 
-@settings(deadline=None)
 @given(st.floats(1.5, 3900))
 def test_crossing_of_two_lines(at):
     found = crossing(Lines(ep=(2.0 * at, 1.0), tp=(at, 2.0)), lambda _: 0.0, 4000)
@@ -47,7 +46,6 @@ def test_no_crossing_names_the_winner(ep, tp, winner):
     assert (found.requests, found.below, found.above) == (None, winner, winner)
 
 
-@settings(deadline=None)
 @given(any_costs(), st.floats(0, 10_000))
 def test_crossing_is_that_of_a_grid_search(costs, context):
     found = crossing(costs, lambda _: context, 1024)
@@ -72,7 +70,6 @@ def test_crossing_needs_a_request():
         crossing(COSTS, lambda _: 0.0, 0.5)
 
 
-@settings(deadline=None)
 @given(st.floats(0, 5e-4), st.floats(0, 5e-4), st.floats(1, 4))
 def test_a_fit_finds_what_the_points_were_made_with(layer, dispatch, passes):
     achieved = replace(FLOORS, layer_floor_s=layer, dispatch_floor_s=dispatch, row_passes=passes)

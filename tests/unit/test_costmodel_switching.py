@@ -1,7 +1,7 @@
 """Switch costs: the bytes are those of the transfer plans, and the seconds those that were measured."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moebius_engine.costmodel.costs import CostModel
@@ -32,7 +32,6 @@ def test_weights_that_move_are_all_experts(name, ranks):
     assert held == pytest.approx(experts / ranks, rel=1e-3)  # rounded up to segments
 
 
-@settings(deadline=None)
 @given(st.sampled_from([2, 4, 8, 16]), st.integers(0, 100_000))
 def test_kv_that_moves_is_what_is_in_flight(ranks, tokens):
     """To TP each head goes to all its holders, to EP it comes once."""
@@ -42,7 +41,6 @@ def test_kv_that_moves_is_what_is_in_flight(ranks, tokens):
     assert kv_bytes(LARGE, ranks, Layout.EP, tokens).total() == one
 
 
-@settings(deadline=None)
 @given(layouts, st.integers(0, 4096), st.integers(0, 4096), st.floats(0, 1e6), st.floats(0, 1e6))
 def test_more_to_move_never_takes_less(target, few, more, short, long):
     costs = CostModel(LARGE, Cluster.of("H200", 8), PERFECT)

@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moebius_engine.sglang.dispatch import Loads, handle_load_update_req, report_load, round_robin_scheduler
@@ -30,7 +30,6 @@ def test_a_rank_that_is_down_gets_nothing():
     assert Loads(2).lightest([False, True]) == 1
 
 
-@settings(deadline=None)
 @given(st.data(), st.integers(2, 4))
 def test_requests_under_way_are_counted_once(data, ranks):
     """However late reports are: what was sent is under way, held, or finished."""

@@ -88,7 +88,7 @@ def test_a_lost_request_is_noticed(monkeypatch, state):
         play(1, EVERY_STATE)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.sampled_from([1, 4]), SCRIPTS)
 def test_any_script(page, events):
     play(page, events)
@@ -96,7 +96,7 @@ def test_any_script(page, events):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@settings(max_examples=3000, deadline=None)
+@settings(max_examples=3000)
 @given(st.sampled_from([1, 4]), SCRIPTS)
 def test_any_script_nightly(page, events):
     play(page, events)

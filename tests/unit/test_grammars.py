@@ -58,7 +58,7 @@ def allowed(grammar) -> list[int]:
 
 
 @given(st.data())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_a_built_grammar_goes_on_where_the_other_was(backends, data):
     here, there = backends
     asked = data.draw(st.sampled_from(ASKED))

@@ -48,7 +48,7 @@ def test_balance_is_within_grahams_list_bound(tokens, ranks):
     assert max(loads(result.ranks, of)) <= sum(of) / ranks + (1 - 1 / ranks) * max(of) + 1e-9
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=7), st.integers(2, 3))
 def test_balance_is_within_the_longest_first_bound_of_the_optimum(tokens, ranks):
     """4/3 - 1/(3P) of the best maximum, found by trying every assignment."""

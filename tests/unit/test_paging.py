@@ -1,7 +1,7 @@
 """The CPU platform's page allocation: rows of a page stand together, and no row is given twice."""
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator
 
@@ -23,7 +23,6 @@ def extend(allocator, rows: list[list[int]], chunks: list[int]) -> bool:
     return True
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_rows_are_unique_and_stand_in_pages(data):
     allocator = PagedTokenToKVPoolAllocator(ROWS, PAGE, torch.float32, "cpu", None, False)

@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -43,7 +43,6 @@ def test_lengths_are_the_papers():
     assert max(response_lengths(SMALL)) == 4096
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 4096), min_size=1, max_size=50), st.integers(2, 200))
 def test_lengths_given_are_spread_over_the_batch(seen, batch):
     wish = Wish("Qwen3-30B-A3B", "H200", 2, batch, cap=4096, lengths=seen)

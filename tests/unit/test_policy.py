@@ -227,5 +227,5 @@ class PolicyMachine(RuleBasedStateMachine):
         assert asked is None or asked[0] > 0 or asked[1] is None
 
 
-PolicyMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+PolicyMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
 test_policy_machine = PolicyMachine.TestCase

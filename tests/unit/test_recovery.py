@@ -370,4 +370,4 @@ class Deaths(RuleBasedStateMachine):
 
 
 TestDeaths = Deaths.TestCase
-TestDeaths.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+TestDeaths.settings = settings(max_examples=100, stateful_step_count=30)

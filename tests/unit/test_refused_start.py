@@ -89,9 +89,9 @@ def test_arguments_that_contradict_switching(no_process, tiny_moe, arguments, te
 
 
 def test_a_port_in_use(no_process, tiny_moe):
-    from moebius_engine.sglang.arguments import choose_port
+    from moebius_engine.sglang.ports import free_port
 
-    port = choose_port(None)
+    port = free_port()
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", port))
         message = refused_start(tiny_moe, ranks=2, port=port)

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from sglang.srt.environ import envs
 
 from moebius_engine.sglang import rendezvous
-from moebius_engine.sglang.arguments import choose_port
+from moebius_engine.sglang.ports import free_port
 
 
 def listening_at(port: int) -> set[str]:
@@ -18,7 +18,7 @@ def listening_at(port: int) -> set[str]:
 
 
 def test_ranks_meet_and_listen_on_loopback_only():
-    port = choose_port(None)
+    port = free_port()
     url, stores = f"moebius://127.0.0.1:{port}?rank={{}}&world_size=2", {}
 
     def rank(number: int) -> None:

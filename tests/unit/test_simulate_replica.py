@@ -63,7 +63,7 @@ def all_limits(draw):
     )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(traces(), configs(), all_limits(), st.sampled_from(Layout))
 def test_equals_token_by_token(trace, config, limits, start):
     fast = simulate(trace, Linear(), config, limits, start)
@@ -76,7 +76,6 @@ def test_equals_token_by_token(trace, config, limits, start):
     assert [s.t_s for s in fast.switches] == pytest.approx([t_s for t_s, _, _ in slow.switches])
 
 
-@settings(deadline=None)
 @given(traces(), configs(), all_limits(), st.sampled_from(Layout))
 def test_every_token_comes_once(trace, config, limits, start):
     run = simulate(trace, Linear(), config, limits, start)

@@ -24,7 +24,6 @@ times = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(lengths, times)
 def test_no_single_switch_beats_the_oracle(responses, times):
     trace = step_of("drawn", responses)
@@ -38,7 +37,6 @@ def test_no_single_switch_beats_the_oracle(responses, times):
     assert 1 <= threshold <= len(responses) + 1
 
 
-@settings(deadline=None)
 @given(lengths, st.integers(60, 400))
 def test_the_oracle_keeps_to_what_tp_holds(responses, tokens):
     limits = Limits(30, dict.fromkeys(Layout, 1000), {EP: 10_000, TP: max(tokens, max(responses) + 5)})
@@ -49,7 +47,7 @@ def test_the_oracle_keeps_to_what_tp_holds(responses, tokens):
     assert best.refused == 0
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.lists(st.integers(1, 80), min_size=6, max_size=30), st.integers(1, 6), st.sampled_from(["ep", "rollout"]))
 def test_replicas_are_independent(responses, replicas, strategy):
     """A replica runs as it would alone, whatever the others do, and together they produce every token."""

@@ -64,7 +64,7 @@ class WeightSetMachine(RuleBasedStateMachine):
             assert min(self.missing) in self.weights.reason
 
 
-WeightSetMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
+WeightSetMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=20)
 test_weight_set = WeightSetMachine.TestCase
 
 
