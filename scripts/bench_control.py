@@ -21,20 +21,22 @@ def control_ms(counts: list[int], repeats: int = 31) -> dict[str, dict[int, floa
 
     Returns: "to_tp" and "to_ep" → requests → milliseconds.
     """
+    from moebius_engine.sglang.ports import free_port
+
     results = mp.Manager().dict()
-    mp.spawn(_rank, args=(2, counts, repeats, results), nprocs=2)
+    mp.spawn(_rank, args=(2, free_port(), counts, repeats, results), nprocs=2)
     return {
         way: {count: max(results[rank, count, way] for rank in range(2)) for count in counts}
         for way in ("to_tp", "to_ep")
     }
 
 
-def _rank(rank: int, ranks: int, counts: list[int], repeats: int, results) -> None:
+def _rank(rank: int, ranks: int, port: int, counts: list[int], repeats: int, results) -> None:
     from moebius_engine.sglang.cpu import environment
 
     environment.prepare(ranks)
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method="tcp://127.0.0.1:29877", rank=rank, world_size=ranks)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
     from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
 
     args = ServerArgs.__new__(ServerArgs)
