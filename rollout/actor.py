@@ -96,10 +96,9 @@ class RolloutActor:
         """n samples for each prompt, in the order of the prompts.
 
         prompts: token ids. sampling: SGLang's sampling parameters for all, or one mapping a sample; with one for all,
-        sample i gets `sampling_seed` + i if that is given, which needs SwitchConfig(seeded=True).
-        request_ids: one a sample. Both lists have
-        len(prompts) * n entries, the samples of a prompt side by side. timeout_s: when it has passed, what is
-        unfinished is aborted and returned with the tokens it has.
+        sample i gets `sampling_seed` + i if that is given, which needs SwitchConfig(seeded=True). request_ids: one a
+        sample. Both lists have len(prompts) * n entries, the samples of a prompt side by side. timeout_s: when it has
+        passed, what is unfinished is aborted and returned with the tokens it has.
 
         A row that the engine refuses comes back as an "abort" sample and does not touch the others. If the engine
         dies, the batch goes on with the next one. Raises ValueError for arguments that do not fit together,
