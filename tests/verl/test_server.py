@@ -48,10 +48,12 @@ def config(model, dump_dir):
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def started(config):
     actor = config.actor_rollout_ref
-    server = MoebiusServer(actor.rollout, actor.model, RolloutMode.HYBRID, [], 0, 0, 1, "", 0)
-    await server.launch_server()
-    yield server
-    server.engine.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")  # verl sets it in the server's process, which here is the tests'
+        server = MoebiusServer(actor.rollout, actor.model, RolloutMode.HYBRID, [], 0, 0, 1, "", 0)
+        await server.launch_server()
+        yield server
+        server.engine.shutdown()
 
 
 @pytest.fixture(scope="module")

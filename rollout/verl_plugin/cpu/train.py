@@ -17,6 +17,7 @@ _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "TOKENIZERS_PARALLELISM": "false",
 }
+_NO_GPU = 1000
 
 
 def set_environment() -> None:
@@ -24,6 +25,15 @@ def set_environment() -> None:
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     os.environ["VERL_PLATFORM"] = "cpu"
+
+
+def hide_gpus(slots: int) -> None:
+    """Gives Ray so many "GPUs" to count, which no machine has: CUDA sees no device under these numbers.
+
+    Without it a laptop with a GPU would run on that, and one whose GPU is hidden (CUDA_VISIBLE_DEVICES="") not at all:
+    Ray refuses to count what an empty list hides.
+    """
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(str(_NO_GPU + slot) for slot in range(slots))
 
 
 def compose(overrides: Sequence[str]) -> DictConfig:
@@ -35,7 +45,8 @@ def compose(overrides: Sequence[str]) -> DictConfig:
 
 
 def train(config: DictConfig) -> None:
-    """Runs verl's trainer to its end, as verl.trainer.main_ppo.main does; before it, set_environment()."""
+    """Runs verl's trainer to its end, as verl.trainer.main_ppo.main does; before it, set_environment() and
+    hide_gpus()."""
     from verl.trainer.main_ppo import TaskRunnerV1, run_ppo, validate_config
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
 
@@ -45,4 +56,6 @@ def train(config: DictConfig) -> None:
 
 if __name__ == "__main__":
     set_environment()
-    train(compose(sys.argv[1:]))
+    config = compose(sys.argv[1:])
+    hide_gpus(config.ray_kwargs.ray_init.num_gpus)
+    train(config)
