@@ -28,8 +28,6 @@ class PortBlock:
     base: SGLang's server argument `port`. rendezvous: where the ranks meet, its `nccl_port`.
     """
 
-    _held: socket.socket | None
-
     def __init__(self, asked: int | None = None):
         """Raises ValueError if the asked base, or a port that it implies, is out of range or taken."""
         if asked is None:
@@ -37,17 +35,12 @@ class PortBlock:
         elif not 1 <= asked <= _HIGHEST:
             raise ValueError(f"port={asked} must lie between 1 and {_HIGHEST}: SGLang also derives port + 10000")
         else:
-            self.base, self._held = asked, _bind(asked + _HELD)
-            taken = asked + _HELD if self._held is None else _first_taken(asked)
-            if taken is not None:
-                self.close()
-                raise ValueError(f"port={asked}: port {taken} is in use, perhaps by an engine; choose another port")
+            self.base, self._held = asked, _hold(asked)
         self.rendezvous = self.base + _RENDEZVOUS
 
     def close(self) -> None:
         """Another engine may now take the ports that are not bound. Closing twice is no error."""
-        if self._held is not None:
-            self._held.close()
+        self._held.close()
 
 
 def free_port() -> int:
@@ -60,12 +53,8 @@ def _free_block() -> tuple[int, socket.socket]:
     """Its base and its held port. Raises RuntimeError if there is none."""
     bases = _outside(range(_LOWEST, _HIGHEST - _SPAN, _SPAN), *_ephemeral_ports())
     for base in random.SystemRandom().sample(bases, len(bases)):
-        held = _bind(base + _HELD)
-        if held is None:
-            continue
-        if _first_taken(base) is None:
-            return base, held
-        held.close()
+        with contextlib.suppress(ValueError):
+            return base, _hold(base)
     raise RuntimeError(f"no free ports for an engine: all {len(bases)} blocks of {bases[0]} to {bases[-1]} are in use")
 
 
@@ -81,22 +70,27 @@ def _ephemeral_ports() -> tuple[int, int]:
     return low, high
 
 
-def _first_taken(base: int) -> int | None:
-    for port in (base + used for used in _USED):
-        # As a server does: connections of its predecessor that linger in TIME_WAIT do not take the port.
-        probe = _bind(port, reuse=True)
-        if probe is None:
-            return port
-        probe.close()
-    return None
+def _hold(base: int) -> socket.socket:
+    """The held port of a block whose other ports are free. Raises ValueError with one that is not."""
+    held = _bind(base, _HELD)
+    try:
+        for offset in _USED:
+            # As a server does: connections of its predecessor that linger in TIME_WAIT do not take the port.
+            _bind(base, offset, reuse=True).close()
+    except ValueError:
+        held.close()
+        raise
+    return held
 
 
-def _bind(port: int, reuse: bool = False) -> socket.socket | None:
-    bound = socket.socket()
+def _bind(base: int, offset: int, reuse: bool = False) -> socket.socket:
+    port, bound = base + offset, socket.socket()
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
     try:
         bound.bind(("127.0.0.1", port))
-    except OSError:
+    except OSError as error:
         bound.close()
-        return None
+        raise ValueError(
+            f"port={base}: port {port} is in use, perhaps by an engine; choose another port ({error})"
+        ) from error
     return bound
