@@ -6,6 +6,7 @@ from sglang.srt.server_args import ServerArgs
 from moebius_engine.config import SwitchConfig
 from moebius_engine.sglang.building import BUILDING_HOOKS
 from moebius_engine.sglang.commands import answer_static
+from moebius_engine.sglang.expert_tiles import TILE_HOOKS
 from moebius_engine.sglang.hooks import Hook
 from moebius_engine.sglang.penalties import PENALTY_HOOKS
 from moebius_engine.sglang.priorities import PRIORITY_HOOKS
@@ -26,6 +27,7 @@ def switching_hooks(tp_server_args: ServerArgs, config: SwitchConfig) -> tuple[H
         *BUILDING_HOOKS,
         *PENALTY_HOOKS,
         *PRIORITY_HOOKS,
+        *TILE_HOOKS,
     )
 
 

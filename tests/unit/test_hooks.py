@@ -13,6 +13,7 @@ from moebius_engine.sglang.building import BUILDING_HOOKS
 from moebius_engine.sglang.cpu.grammar import XGRAMMAR_HOOKS
 from moebius_engine.sglang.cpu.table import CPU_HOOKS
 from moebius_engine.sglang.dispatch import DISPATCH_HOOKS
+from moebius_engine.sglang.expert_tiles import TILE_HOOKS
 from moebius_engine.sglang.fp32 import FP32_HOOKS
 from moebius_engine.sglang.hooks import Hook, HookError, check_applied, check_fits, register
 from moebius_engine.sglang.penalties import PENALTY_HOOKS
@@ -20,7 +21,7 @@ from moebius_engine.sglang.priorities import PRIORITY_HOOKS
 from moebius_engine.sglang.seeds import SEED_HOOKS
 from moebius_engine.sglang.table import STATIC_HOOKS, switching_hooks
 
-SWITCHING = (*BUILDING_HOOKS, *PENALTY_HOOKS, *PRIORITY_HOOKS)
+SWITCHING = (*BUILDING_HOOKS, *PENALTY_HOOKS, *PRIORITY_HOOKS, *TILE_HOOKS)
 ALL = (*CPU_HOOKS, *SWITCHING, *DISPATCH_HOOKS, *STATIC_HOOKS, *FP32_HOOKS, *SEED_HOOKS)
 if importlib.util.find_spec("tvm_ffi"):  # without it xgrammar cannot be imported
     ALL += XGRAMMAR_HOOKS
