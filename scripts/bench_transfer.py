@@ -24,7 +24,7 @@ from typing import Annotated
 import torch
 import torch.multiprocessing as mp
 import typer
-from bench_transfer_peer import peer_gbs
+from bench_transfer_peer import copy_gbs, peer_gbs
 from bench_transfer_rank import Sizes, run_rank
 
 # Where ranks share a GPU, all their kernels must fit on it at once, or the first collective hangs.
@@ -33,7 +33,6 @@ SHARED_GPU = {
     4: {"NCCL_MAX_NCHANNELS": "4", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25"},
     8: {"NCCL_MIN_NCHANNELS": "1", "NCCL_MAX_NCHANNELS": "1", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "12"},
 }
-COPY_BYTES = 4 << 30
 
 
 def main(
@@ -47,7 +46,7 @@ def main(
 ) -> None:
     sizes = Sizes(layers, experts, tokens, repeats, nccl)
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_copy_rank, args=(folder, repeats), nprocs=1)
+        mp.spawn(_device_rank, args=(folder, repeats), nprocs=1)
         device = json.loads(Path(folder, "copy.json").read_text(encoding="utf-8"))
         rows = []
         for count in ranks or [2, 4, 8]:
@@ -64,26 +63,15 @@ def main(
     typer.echo(json.dumps(report["setting"], indent=2))
 
 
-def _copy_rank(_: int, folder: str, repeats: int) -> None:
-    """The device's copy bandwidth, read plus written, as one process without limits sees it."""
-    source = torch.empty(COPY_BYTES // 2, dtype=torch.int16, device="cuda").random_()
-    target = torch.empty_like(source)
-    times = []
-    for _ in range(3 + repeats):
-        began, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        began.record()
-        target.copy_(source)
-        ended.record()
-        ended.synchronize()
-        times.append(began.elapsed_time(ended))
+def _device_rank(_: int, folder: str, repeats: int) -> None:
+    """What one process without limits sees."""
     result = {
-        "copy_gbs": round(2 * COPY_BYTES / statistics.median(times[3:]) / 1e6, 1),
+        "copy_gbs": copy_gbs(repeats),
         "gpus": torch.cuda.device_count(),
         "gpu": torch.cuda.get_device_name(),
         "nccl": _nccl_version(),
     }
     if result["gpus"] > 1:
-        del source, target
         result["peer_gbs"] = peer_gbs(repeats)
     Path(folder, "copy.json").write_text(json.dumps(result), encoding="utf-8")
 

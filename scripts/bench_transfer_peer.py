@@ -1,6 +1,6 @@
-"""What a GPU can write into its peer's memory: by a kernel of plain stores, and by the copy engine.
+"""What a GPU can: copy within its memory, and write into its peer's by a kernel of plain stores and by the copy engine.
 
-One process drives the first two GPUs, both of which write at once, as they do in a switch.
+For the peer's, one process drives the first two GPUs, both of which write at once, as they do in a switch.
 """
 
 import statistics
@@ -9,7 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
-NBYTES, ROUNDS = 2 << 30, 4  # of one timed copy, and copies in a row
+COPY_BYTES = 4 << 30  # of a copy within a GPU
+NBYTES, ROUNDS = 2 << 30, 4  # of one timed copy to a peer, and copies in a row
 _BLOCK, _WARPS = 8192, 16  # words of 4 bytes a program: 16 bytes a thread and access, four of them in flight
 
 
@@ -17,6 +18,22 @@ _BLOCK, _WARPS = 8192, 16  # words of 4 bytes a program: 16 bytes a thread and a
 def _copy(source, target, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     tl.store(target + at, tl.load(source + at))
+
+
+def copy_gbs(repeats: int) -> float:
+    """GB/s of bytes read plus bytes written: median of `repeats`. Its memory is free again afterwards."""
+    source = torch.empty(COPY_BYTES // 2, dtype=torch.int16, device="cuda").random_()
+    target, times = torch.empty_like(source), []
+    for _ in range(3 + repeats):
+        began, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        began.record()
+        target.copy_(source)
+        ended.record()
+        ended.synchronize()
+        times.append(began.elapsed_time(ended))
+    del source, target
+    torch.cuda.empty_cache()
+    return round(2 * COPY_BYTES / statistics.median(times[3:]) / 1e6, 1)
 
 
 def peer_gbs(repeats: int) -> dict[str, float]:

@@ -179,22 +179,22 @@ def times(transfer: Transfer, jobs: dict[Layout, Job], repeats: int, cpu: dist.P
 
 def compare(direct: Transfer, staged: Transfer, jobs: dict[Layout, Job], what: str) -> None:
     """Raise RuntimeError unless both leave the same bytes in the first and last layer, and going back restores them."""
-    before, arrived = _arrived(jobs[Layout.EP]), []
+    rank = dist.get_rank()
+    before, found = arrived(jobs[Layout.EP], rank), []
     for transfer in (direct, staged):
         transfer.move_layers(*jobs[Layout.TP])
         transfer.finish()
-        arrived.append(_arrived(jobs[Layout.TP]))
+        found.append(arrived(jobs[Layout.TP], rank))
         transfer.move_layers(*jobs[Layout.EP])
         transfer.finish()
-        if not _same(_arrived(jobs[Layout.EP]), before):
+        if not same(arrived(jobs[Layout.EP], rank), before):
             raise RuntimeError(f"{what}: there and back by {type(transfer).__name__} changed bytes")
-    if not _same(*arrived):
+    if not same(*found):
         raise RuntimeError(f"{what}: direct and staged transfers differ")
 
 
-def _arrived(job: Job) -> list[torch.Tensor]:
-    """Copies of what the job leaves on this rank in the first and the last layer, as integers: bytes may be NaNs."""
-    rank = dist.get_rank()
+def arrived(job: Job, rank: int) -> list[torch.Tensor]:
+    """Copies of what the job leaves on a rank in the first and the last layer, as integers: bytes may be NaNs."""
     return [
         move.destination[block.tensor][block.destination_index].contiguous().view(torch.int16).clone()
         for move in (job.moves[0], job.moves[-1])
@@ -203,5 +203,5 @@ def _arrived(job: Job) -> list[torch.Tensor]:
     ]
 
 
-def _same(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
+def same(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
     return bool(left) and all(torch.equal(a, b) for a, b in zip(left, right, strict=True))

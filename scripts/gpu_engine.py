@@ -47,7 +47,7 @@ def server_args(batches: Iterable[int], ranks: int, tokens: int, share_gpu: bool
         "disable_custom_all_reduce": share_gpu,
         "disable_piecewise_cuda_graph": True,
         "max_total_tokens": tokens,
-        "mem_fraction_static": 0.5 if share_gpu else 0.8,
+        "mem_fraction_static": 0.8,
         "cuda_graph_bs": sorted({size for count in batches for size in (-(-count // ranks), count)}),
         "max_running_requests": max(batches) + ranks,
     }
