@@ -4,7 +4,7 @@ import gc
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -88,6 +88,7 @@ class Switcher:
             self.faults = FaultySteps(self, self._rank, lambda fault: self._mover.spoil(fault.kind, fault.layer))
         self._switches = 0
         self._plan: Plan | None = None
+        self._until_the_end = ExitStack()  # of a switch
 
     def take_scratch(self) -> None:
         """Call it on the stream on which run() will be called."""
@@ -101,7 +102,7 @@ class Switcher:
         s, source, began, started = self._s, self._s.layout, time.perf_counter(), self._s.trace.elapsed_s()
         self._plan = Plan(target)
         self._mover.journal.clear()  # also of the moves that the start has made
-        with _no_garbage_collection(), self.scratch.used():
+        with _no_garbage_collection(), self._until_the_end:
             outcome = run_switch(self.faults or self, self._agree, target, with_weights=with_weights)
         total = 1e3 * (time.perf_counter() - began)
         decide, metadata, kv, weights = (outcome.ms.get(name, 0.0) for name in ("decide", "metadata", "kv", "weights"))
@@ -142,6 +143,8 @@ class Switcher:
 
     def settle(self) -> None:
         settle(self._s)
+        # Not before: a request that ends there makes SGLang copy its list of free rows, as after any step.
+        self._until_the_end.enter_context(self.scratch.used())
         plan = self._require_plan()
         plan.roster = plan.union = read_roster(self._s)
         self._aside.begin()

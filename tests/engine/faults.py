@@ -1,16 +1,22 @@
 """A scheduler process that can be told to break its next switch, the control of every switch test, to find no memory,
-and to count its tensors and its allocations."""
+and to count its tensors, its allocations, and what a switch computes in its scratch memory."""
 
 import gc
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from moebius_engine.sglang import commands, process, switcher
+from moebius_engine.memory.scratch import Scratch
+from moebius_engine.sglang import aside, commands, process, switcher
+from moebius_engine.transfer.mover import Mover
 
 FAULTS = ("kv", "weights")
 _allocations = [0]  # of device memory, within switches
+_largest: dict[str, int] = {}  # operation → bytes of the largest tensor that it has made in the scratch, not aside
+_watching = [False]
 
 
 def run_scheduler_with_faults(*args, **kwargs) -> None:
@@ -19,6 +25,8 @@ def run_scheduler_with_faults(*args, **kwargs) -> None:
     commands._HANDLERS["all_tensors"] = _all_tensors
     commands._HANDLERS["no_room_for_next_resume"] = _no_room_for_next_resume
     commands._HANDLERS["device_allocations"] = lambda scheduler: {"count": _allocations[0]}
+    commands._HANDLERS["watch_scratch"] = _watch_scratch
+    commands._HANDLERS["largest_in_scratch"] = lambda scheduler: dict(_largest)
     run = switcher.Switcher.run
 
     def counting(self, *arguments):
@@ -42,6 +50,53 @@ def faulty_schedulers() -> Iterator[None]:
         yield
     finally:
         engine.run_scheduler = original
+
+
+def _watch_scratch(scheduler) -> dict:
+    """From now on, note what switches compute."""
+    Scratch.used = _watched(Scratch.used, on=True)
+    aside.Aside.used = _watched(aside.Aside.used, on=False)
+    for name in ("move_experts", "move_kv"):  # a GPU's own transfer makes no tensors
+        setattr(Mover, name, _unwatched(getattr(Mover, name)))
+    return {}
+
+
+class _Notes(TorchDispatchMode):
+    """Of every new tensor, while the innermost _watch says so."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        if _watching[-1] and isinstance(made, torch.Tensor):
+            given = [leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)]
+            if made.untyped_storage().data_ptr() not in {t.untyped_storage().data_ptr() for t in given}:  # no view
+                _largest[str(func)] = max(_largest.get(str(func), 0), made.nbytes)
+        return made
+
+
+@contextmanager
+def _watch(on: bool) -> Iterator[None]:
+    _watching.append(on)
+    try:
+        yield
+    finally:
+        _watching.pop()
+
+
+def _watched(used, on: bool):
+    @contextmanager
+    def using(self):
+        with used(self), _watch(on), _Notes() if on else nullcontext():
+            yield
+
+    return using
+
+
+def _unwatched(method):
+    def called(*args, **kwargs):
+        with _watch(False):
+            return method(*args, **kwargs)
+
+    return called
 
 
 def _break_next_switch(scheduler, fault: str) -> dict:

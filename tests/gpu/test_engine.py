@@ -89,7 +89,10 @@ def test_a_hundred_switches(engine):
             answers.append(await batch)
         return answers, records
 
-    engine._run(switching(10))  # what is allocated at first use is allocated now
+    engine._run(switching(10))  # what is allocated at first use is allocated now,
+    engine.switch("tp")
+    engine.generate(**REQUEST)  # and what SGLang itself needs when requests end, in this layout too
+    engine.switch("ep")
     addresses, before = engine.addresses(), allocations(engine)
     answers, records = engine._run(switching(SWITCHES))
     assert all(record.refused is None for record in records)
