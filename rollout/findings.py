@@ -14,7 +14,9 @@ Answer = Mapping[str, Any]
 # a lost KV row moves them by more than 1e-2 (tests/engine/test_switch.py holds both). The bound lies between.
 MAX_LOGPROB_DIFF = 1e-3
 
-# Share of the requests that may be left out because the two unswitched runs differ on them.
+# Two tokens whose logprobs lie closer than this are a tie: rounding decides which of them is drawn.
+TIE = 1e-4
+# Share of the requests that may be left out because rounding decides their tokens in unswitched runs.
 MAX_UNDECIDED = 1 / 8
 
 
@@ -56,22 +58,29 @@ class Findings:
                 if actual[name] != expected[name]:
                     self.faults.append(f"{where}, rank {rank}: {name} differs from a fresh start")
 
-    def choose(self, unswitched: Mapping[str, Sequence[Answer]]) -> list[int]:
-        """Indices of the requests on which the two unswitched runs agree (name of the run → answers).
+    def choose(self, unswitched: Mapping[str, Sequence[Answer]]) -> tuple[list[int], dict[int, str]]:
+        """Indices of the requests that can tell a wrong switch from a right one, and why the others cannot.
 
-        Where two experts' router scores are equal but for the last bits, rounding decides which of them runs, and it
-        differs between the layouts. Such a request cannot tell a wrong switch from a right one.
+        unswitched: name of a run without a switch → its answers, with the logprobs of the two likeliest tokens. Where
+        two tokens, or the router scores of two experts, are equal but for the last bits, rounding decides, and it
+        differs between layouts, and between a prompt that is computed and one that is cached.
         """
-        (name, expected), (other, actual) = unswitched.items()
-        reasons = [difference(one, two)[0] for one, two in zip(actual, expected, strict=True)]
-        chosen = [request for request, reason in enumerate(reasons) if reason is None]
-        if len(reasons) - len(chosen) > MAX_UNDECIDED * len(reasons):
-            request, reason = next((request, reason) for request, reason in enumerate(reasons) if reason)
+        (name, expected), *others = unswitched.items()
+        undecided: dict[int, str] = {}
+        for request, one in enumerate(expected):
+            for other, answers in others:
+                if reason := difference(answers[request], one)[0]:
+                    undecided.setdefault(request, f"{name} and {other} differ: {reason}")
+            for run, answers in unswitched.items():
+                if reason := tie(answers[request]):
+                    undecided.setdefault(request, f"{run}: {reason}")
+        if len(undecided) > MAX_UNDECIDED * len(expected):
+            request, reason = next(iter(undecided.items()))
             self.faults.append(
-                f"{name} and {other} differ on {len(reasons) - len(chosen)} of {len(reasons)} requests, without any "
-                f"switch; at most {int(MAX_UNDECIDED * len(reasons))} may. First on request {request}: {reason}"
+                f"without any switch, {len(undecided)} of {len(expected)} requests are undecided; at most "
+                f"{int(MAX_UNDECIDED * len(expected))} may be. First request {request}: {reason}"
             )
-        return chosen
+        return [request for request in range(len(expected)) if request not in undecided], undecided
 
     def add_answer(self, request: int, answer: Answer, unswitched: Mapping[str, Answer]) -> None:
         """The answer to a request, against each unswitched run's (name of the run → answer)."""
@@ -107,15 +116,28 @@ def difference(answer: Answer, expected: Answer) -> tuple[str | None, float]:
     tokens, others = answer["output_ids"], expected["output_ids"]
     if len(tokens) != len(others):
         return f"{len(tokens)} tokens, {len(others)} expected", math.nan
+    pairs = list(zip(logprobs(answer), logprobs(expected), strict=True))
+    diffs = [abs(one - other) for one, other in pairs]
     for place, (token, other) in enumerate(zip(tokens, others, strict=True)):
         if token != other:
-            return f"token {place} is {token}, {other} expected", math.nan
-    pairs = zip(logprobs(answer), logprobs(expected), strict=True)
-    diffs = [abs(one - other) for one, other in pairs]
+            drawn, wanted = pairs[place]
+            return (
+                f"token {place} is {token}, {other} expected (logprobs {drawn:.6f} and {wanted:.6f}; those before lie "
+                f"up to {max(diffs[:place], default=0.0):.2e} apart)"
+            ), math.nan
     diff = math.nan if any(map(math.isnan, diffs)) else max(diffs, default=0.0)
     if not diff <= MAX_LOGPROB_DIFF:  # also for nan
         return f"logprobs by up to {diff:.2e} > {MAX_LOGPROB_DIFF}", diff
     return None, diff
+
+
+def tie(answer: Answer) -> str | None:
+    """The first token that rounding may have decided, or None."""
+    for place, likeliest in enumerate(answer["meta_info"]["output_top_logprobs"]):
+        (first, token, _), (second, other, _) = likeliest
+        if first - second < TIE:
+            return f"token {place} is {token} or {other}, whose logprobs lie {first - second:.1e} apart"
+    return None
 
 
 def logprobs(answer: Answer) -> list[float]:

@@ -8,7 +8,8 @@ engine, fed all the time and switched both ways:
   (SwitchConfig.check_bytes). With what it was before the move, not with a static run: the layouts sum in different
   orders, so the KV that they compute differs in the last bits.
 - Weights: after the first and the last switch into each layout, every parameter, byte for byte, with the fresh start.
-- Tokens and logprobs: every answer, with both unswitched runs; without the requests on which these two differ.
+- Tokens and logprobs: every answer, with the unswitched runs: one in each layout, and once more with prompts cached,
+  as the switching engine has them. Without the requests of which rounding decides a token in one of these.
 
 In bfloat16 rounding alone changes tokens from layout to layout. There the tokens that a run drew are given to the same
 engine once more, as a prompt, and the logprobs of drawing and of reading them are compared. How far these lie apart
@@ -74,7 +75,9 @@ def make_requests(count: int, vocab_size: int, seed: int = 0) -> list[Request]:
         own = [draw.randrange(vocab_size) for _ in range(long - len(prefix) if is_long else short)]
         sampling = {"temperature": 0.0, "ignore_eos": True, "max_new_tokens": draw.randint(*RESPONSE_TOKENS)}
         prompt = prefix + own if is_long else own
-        requests.append({"input_ids": prompt, "sampling_params": sampling, "return_logprob": True})
+        requests.append(
+            {"input_ids": prompt, "sampling_params": sampling, "return_logprob": True, "top_logprobs_num": 2}
+        )
     return requests
 
 
@@ -115,13 +118,16 @@ def run(
                     _answer_all(engine, requests, lambda task=task: progress.advance(task))
                 )
                 unswitched[f"static {layout}"] = answers
+                if exact:
+                    again = engine.loop.run_until_complete(_answer_all(engine, requests, lambda: None))
+                    unswitched[f"static {layout} again"] = again
                 if isinstance(findings, ForcedFindings):
                     for drawn in unswitched.values():  # also what the layout before this one has drawn
                         findings.add_unswitched(drawn, _read(engine, requests, drawn))
             _say(console, f"static {layout}: {len(requests)} answers", began)
-        chosen = findings.choose(unswitched) if exact else range(len(requests))
-        for number in sorted(set(range(len(requests))) - set(chosen)):
-            console.print(f"Left out: request {number}, on which the static runs differ", highlight=False)
+        chosen, undecided = findings.choose(unswitched) if exact else (range(len(requests)), {})
+        for number, reason in undecided.items():
+            console.print(f"Left out: request {number}. {reason}", markup=False, highlight=False, soft_wrap=True)
         if not findings.faults:
             task, began = progress.add_task("switching", total=switches), time.monotonic()
             config = SwitchConfig(policy="ep", check_bytes=True, timeout_s=DEADLINE_S, share_gpu=share_gpu)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from moebius_engine.layout.shape import ModelShape, check_ranks
 from moebius_engine.telemetry import SwitchRecord
-from rollout.findings import MAX_LOGPROB_DIFF, Findings
+from rollout.findings import MAX_LOGPROB_DIFF, TIE, Findings
 from rollout.verify import PROMPT_TOKENS, RESPONSE_TOKENS, make_requests, model_shape
 
 STATIC = "static tp"
@@ -22,10 +22,15 @@ def record(**changes) -> SwitchRecord:
     return SwitchRecord(**{**state, **times, **counts, **changes})
 
 
-def answer(tokens: list[int], logprob: float | None = -1.0) -> dict:
+def answer(tokens: list[int], logprob: float | None = -1.0, margin: float = 1.0) -> dict:
+    """margin: by which the next token is less likely."""
+    likeliest = [[(0.0, token, None), (-margin, 300, None)] for token in tokens]
     return {
         "output_ids": tokens,
-        "meta_info": {"output_token_logprobs": [(logprob, token, None) for token in tokens]},
+        "meta_info": {
+            "output_token_logprobs": [(logprob, token, None) for token in tokens],
+            "output_top_logprobs": likeliest,
+        },
     }
 
 
@@ -99,7 +104,10 @@ def test_weights_that_differ_are_named(found, reason):
 @pytest.mark.parametrize(
     ("got", "reason"),
     [
-        (answer([1, 9, 3]), f"request 7 differs from {STATIC}: token 1 is 9, 2 expected"),
+        (
+            answer([1, 9, 3]),
+            f"request 7 differs from {STATIC}: token 1 is 9, 2 expected (logprobs -1.000000 and -1.000000; th",
+        ),
         (answer([1, 2]), f"request 7 differs from {STATIC}: 2 tokens, 3 expected"),
         (answer([1, 2, 3], -1.01), f"request 7 differs from {STATIC}: logprobs by up to 1.00e-02 > {MAX_LOGPROB_DIFF}"),
         (answer([1, 2, 3], math.nan), f"request 7 differs from {STATIC}: logprobs by up to nan"),
@@ -125,23 +133,32 @@ def test_one_logprob_beyond_the_bound_is_enough(place, diff):
     assert bool(findings.faults) == (findings.max_logprob_diff > MAX_LOGPROB_DIFF)
 
 
-def test_requests_on_which_the_static_runs_differ_are_left_out():
-    tp = [answer([number]) for number in range(16)]
-    ep = [answer([number]) for number in range(16)]
-    ep[3], ep[9] = answer([3], -1.04), answer([0])
+def test_requests_that_rounding_decides_are_left_out():
+    runs = {name: [answer([number]) for number in range(24)] for name in ("static tp", "static tp again", "static ep")}
+    runs["static tp again"][3] = answer([3], -1.04)
+    runs["static ep"][9] = answer([0])
+    runs["static ep"][20] = answer([20], margin=TIE / 2)
     findings = Findings()
-    assert findings.choose({"static tp": tp, "static ep": ep}) == [n for n in range(16) if n not in (3, 9)]
+    chosen, undecided = findings.choose(runs)
+    assert chosen == [n for n in range(24) if n not in (3, 9, 20)]
+    assert undecided == {
+        3: f"static tp and static tp again differ: logprobs by up to 4.00e-02 > {MAX_LOGPROB_DIFF}",
+        9: "static tp and static ep differ: token 0 is 0, 9 expected (logprobs -1.000000 and -1.000000; those before "
+        "lie up to 0.00e+00 apart)",
+        20: "static ep: token 0 is 20 or 300, whose logprobs lie 5.0e-05 apart",
+    }
     assert findings.faults == []
 
 
-def test_static_runs_that_differ_too_often_are_a_fault():
+def test_too_many_that_rounding_decides_are_a_fault():
     tp = [answer([number]) for number in range(16)]
     findings = Findings()
     findings.choose({"static tp": tp, "static ep": [*tp[:13], *[answer([99])] * 3]})
-    assert findings.faults == [
-        "static tp and static ep differ on 3 of 16 requests, without any switch; at most 2 may. "
-        "First on request 13: token 0 is 99, 13 expected"
-    ]
+    (fault,) = findings.faults
+    assert fault.startswith(
+        "without any switch, 3 of 16 requests are undecided; at most 2 may be. First request 13: static tp and static "
+        "ep differ: token 0 is 99, 13 expected"
+    )
 
 
 @given(ranks=st.integers(2, 64))
