@@ -1,6 +1,7 @@
 """Times decode steps of both layouts on a running engine."""
 
 import asyncio
+import logging
 import random
 import time
 from collections import Counter
@@ -12,6 +13,8 @@ from moebius_engine.calibration.curve import Point, crossing, point
 from moebius_engine.layout import Layout
 from moebius_engine.telemetry import SwitchRecord
 
+log = logging.getLogger(__name__)
+
 STEPS = 24  # decode steps timed for each layout and number of requests
 TOKENS = 10 * STEPS  # of a response, which is ended before it has them
 FINER = (1.25, 1.5, 1.75)  # between two numbers, one twice the other, between which the layouts cross
@@ -22,14 +25,17 @@ _POLL_S = 0.05  # each look at the engine costs it an exchange
 async def measure(engine: Any, context: int, budget_s: float) -> tuple[list[Point], list[SwitchRecord]]:
     """Both layouts at P, 4P, 16P, ... requests of `context` tokens each, then finer where they cross.
 
-    engine: an idle SwitchingEngine that no policy switches; it is left in EP, idle. budget_s: after this much time no
-    more prompts are prefilled, so larger numbers of requests may stay unmeasured.
+    engine: an idle SwitchingEngine that no policy switches; it is left in EP, idle. budget_s: what this may take;
+    larger numbers of requests that would take longer stay unmeasured, and a warning says so.
 
     Raises ValueError if fewer than two numbers of requests fit, TimeoutError as the engine does.
     """
     deadline = time.monotonic() + budget_s
     sizes = await _sizes(engine, context)
-    points, switch = await sweep(engine, sizes, context, until=time.monotonic() + budget_s / 2)
+    points, switch = await sweep(engine, sizes, context, until=deadline)
+    if (reached := max(p.requests for p in points)) < sizes[-1]:
+        longer = "`moebius-rollout calibrate --budget-s` takes longer"
+        log.warning("calibration: %d requests fit, but %g s were enough for %d; %s", sizes[-1], budget_s, reached, longer)
     switches = [switch]
     for _ in range(2):  # to within a factor of two, then of 1.25
         sizes = finer(points, engine.ranks)
@@ -89,19 +95,19 @@ async def sweep(engine: Any, sizes: Sequence[int], context: int, until: float) -
     """EP at each of the sizes, upwards, so that prompts are prefilled once; then TP, which takes them over. Returns the
     points and the switch in between.
 
-    until: monotonic seconds after which no larger size is begun, but two in any case. Else as measure.
+    until: monotonic seconds by which all should have ended: a larger size is begun only if it will (time_for), but two
+    in any case. Else as measure.
     """
     draw = random.Random(context)
     prompts = [[draw.randrange(10, engine.shape.vocab_size) for _ in range(context)] for _ in range(sizes[-1])]
-    points, reached, record = [], [], None
-    for size in sizes:
+    points, spent, record = [], [], None
+    for size, larger in zip(sizes, [*sizes[1:], None], strict=True):
         began = time.monotonic()
         async with _decoding(engine, prompts[:size]):
             points.append(await _time(engine, Layout.EP, size))
-            reached.append(size)
-            last = size == sizes[-1] or (
-                len(reached) >= 2 and time.monotonic() + 2 * (time.monotonic() - began) > until
-            )
+            now = time.monotonic()
+            spent.append(now - began)
+            last = larger is None or (len(spent) >= 2 and now + time_for(spent, larger / size) > until)
             if last:
                 record = await engine.async_switch(Layout.TP)
                 if record is None or record.refused:
@@ -110,11 +116,21 @@ async def sweep(engine: Any, sizes: Sequence[int], context: int, until: float) -
         if last:
             break
     assert record is not None
-    for size in reached[-2::-1]:
+    for size in sizes[: len(spent) - 1][::-1]:
         async with _decoding(engine, prompts[:size]):
             points.append(await _time(engine, Layout.TP, size))
     await engine.async_switch(Layout.EP)
     return points, record
+
+
+def time_for(spent: Sequence[float], growth: float) -> float:
+    """Seconds that `growth` times as many requests as at last will take in EP, and TP at all numbers then.
+
+    spent: of each number so far. What any number takes is the least of them. Beyond that it goes with the requests,
+    since prompts are prefilled once; in TP they are cached.
+    """
+    fixed = min(spent)
+    return fixed + (spent[-1] - fixed) * growth + fixed * (len(spent) + 1)
 
 
 @asynccontextmanager

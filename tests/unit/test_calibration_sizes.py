@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebius_engine.calibration.measure import TOKENS, finer, sizes_that_fit
+from moebius_engine.calibration.measure import TOKENS, finer, sizes_that_fit, time_for
 from tests.unit.test_calibration_curve import points
 
 
@@ -49,3 +49,22 @@ def test_two_rounds_bring_the_crossing_within_a_factor_of_one_and_a_quarter(at, 
 
 def test_layouts_that_do_not_cross_need_no_finer_numbers():
     assert finer(points(1e-3, sizes=(2, 8, 32)), 2) == finer(points(1e6, sizes=(2, 8, 32)), 2) == []
+
+
+@given(st.floats(0.1, 3), st.floats(1e-4, 0.1), st.floats(5, 60))
+def test_what_is_begun_ends_in_time(fixed, each, budget):
+    """With as much for every number, and as much for every prompt that is new."""
+    sizes, spent, clock, before = [2, 8, 32, 128, 512, 1024], [], 0.0, 0
+    for size, larger in zip(sizes, [*sizes[1:], None], strict=True):
+        spent.append(fixed + each * (size - before))
+        clock, before = clock + spent[-1], size
+        if larger is None or (len(spent) >= 2 and clock + time_for(spent, larger / size) > budget):
+            break
+    clock += fixed * len(spent)  # TP
+    assert clock <= max(budget, 4 * fixed + 8 * each) + 1e-6
+
+
+def test_all_that_may_run_are_reached_within_the_budget():
+    """Seen on an H200 with 512 requests: half of the budget was for EP, and twice the last time was taken for the next
+    one's, so 128 were the last; TP was faster up to there, EP from 430 on."""
+    assert 5.0 + time_for([0.9, 0.9, 1.2, 2.0], 4) <= 20
