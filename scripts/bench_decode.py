@@ -1,15 +1,19 @@
-"""Decoding on GPUs: our engine pinned to a layout against stock SGLang in that layout, one engine after the other.
+"""Decoding on GPUs: our engine pinned to a layout against stock SGLang in that layout.
 
-python scripts/bench_decode.py --ranks 2 --batch 32 --batch 256 --share-gpu \
-    --layers 8 --out benchmarks/decode_h200.json
+    python scripts/bench_decode.py --ranks 2 --batch 32 --batch 256 --share-gpu \\
+        --layers 8 --out benchmarks/decode_h200.json
+
+Both engines of a layout are up and take turns, a batch each, so that what drifts meets both; the ratio is the median of
+the pairs'. A GPU must hold the model twice. Writes the JSON file after each layout.
 """
 
 import json
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from gpu_engine import MODEL, server_args, setting, write_model
@@ -18,6 +22,10 @@ from moebius_engine.config import SwitchConfig
 from moebius_engine.engine import SwitchingEngine
 
 PROMPT = 65  # tokens
+RIVALS: dict[str, Callable[[str], dict[str, Any]]] = {
+    "stock": lambda layout: {"policy": "off", "static_layout": layout},
+    "ours": lambda layout: {"policy": layout},
+}
 
 
 def main(
@@ -33,38 +41,33 @@ def main(
 ) -> None:
     most = max(batch)
     arguments = server_args(batch, ranks, tokens=most * (PROMPT + tokens + 1), share_gpu=share_gpu)
-    speeds: dict[tuple[str, str, int], list[float]] = {}
+    held = setting(ranks, model, layers, share_gpu, **{"tokens a response": tokens})
+    report: dict[str, Any] = {"setting": held, "rows": []}
     with tempfile.TemporaryDirectory() as folder:
         write_model(folder, model, layers)
         for name in layout:
-            for whose, policy in (
-                ("stock", {"policy": "off", "static_layout": name}),
-                ("ours", {"policy": name}),
-            ):
-                switch = SwitchConfig(share_gpu=share_gpu, timeout_s=60, **policy)
-                engine = SwitchingEngine(folder, ranks=ranks, switch=switch, **arguments)
-                try:
-                    for count in batch:
-                        speeds[whose, name, count] = [_tokens_per_s(engine, count, tokens) for _ in range(repeats + 1)]
-                        speeds[whose, name, count].pop(0)  # kernels compile
-                        typer.echo(f"{whose} {name} {count}: {statistics.median(speeds[whose, name, count]):.0f}")
-                finally:
+            engines: dict[str, SwitchingEngine] = {}
+            try:
+                for whose, policy in RIVALS.items():
+                    switch = SwitchConfig(share_gpu=share_gpu, timeout_s=60, **policy(name))
+                    engines[whose] = SwitchingEngine(folder, ranks=ranks, switch=switch, **arguments)
+                for count in batch:
+                    report["rows"].append({"layout": name, "batch": count, **_compare(engines, count, tokens, repeats)})
+                    typer.echo(f"{name} {count}: ratio {report['rows'][-1]['ratio']:.3f}")
+            finally:
+                for engine in engines.values():
                     engine.shutdown()
-    rows = [
-        {
-            "layout": name,
-            "batch": count,
-            "ours_tokens_per_s": speeds["ours", name, count],
-            "stock_tokens_per_s": stock,
-            "ratio": statistics.median(speeds["ours", name, count]) / statistics.median(stock),
-        }
-        for (whose, name, count), stock in speeds.items()
-        if whose == "stock"
-    ]
-    held = setting(ranks, model, layers, share_gpu, **{"tokens a response": tokens})
-    out.write_text(json.dumps({"setting": held, "rows": rows}, indent=2) + "\n", encoding="utf-8")
-    for row in rows:
-        typer.echo(f"{row['layout']} {row['batch']}: ratio {row['ratio']:.3f}")
+            out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
+def _compare(engines: dict[str, SwitchingEngine], requests: int, tokens: int, repeats: int) -> dict[str, Any]:
+    speeds: dict[str, list[float]] = {whose: [] for whose in engines}
+    for turn in range(1 + repeats):  # in the first, kernels compile
+        for whose in list(engines)[:: 1 if turn % 2 == 0 else -1]:
+            speeds[whose].append(_tokens_per_s(engines[whose], requests, tokens))
+    ratios = [ours / stock for ours, stock in zip(speeds["ours"][1:], speeds["stock"][1:], strict=True)]
+    found = {f"{whose}_tokens_per_s": [round(speed, 1) for speed in times[1:]] for whose, times in speeds.items()}
+    return {**found, "ratio": statistics.median(ratios)}
 
 
 def _tokens_per_s(engine: SwitchingEngine, requests: int, tokens: int) -> float:
