@@ -41,7 +41,7 @@ class SwitchConfig:
     seeded: each request draws by its own sampling_seed (without one, by its id): the same seed gives the same tokens in
         any layout and batch, but for rounding. Needs SGLang's sampling_backend="pytorch" on a GPU.
     check_bytes: compare all moved KV byte for byte at every switch, and of every layer what was sent with what arrived.
-        Slow: for verification. Without it one of 499 layer moves is compared.
+        Slow: for verification. Without it one of 1,999 layer moves is compared.
     inject_faults: take engine.inject(Fault(...)), which breaks a switch on purpose: for tests and soaks.
 
     Source of the defaults: arXiv 2606.26607, section 5.

@@ -110,7 +110,9 @@ def save_curves(found: "Calibration", path: Path) -> None:
     axes.set(xscale="log", xlabel="requests in flight", ylabel="decode step [ms]")
     axes.set_ylim(bottom=0)
     setting = found.setting
-    axes.set_title(f"{setting.ranks} ranks, {setting.device}, {setting.context} tokens a request", fontsize=10)
+    where = f"{setting.ranks} ranks{' that share one' if setting.share_gpu else ','} {setting.device}"
+    model = "{layers} layers of {experts} experts".format_map(setting.model)
+    axes.set_title(f"{where}, {model}, {setting.context} tokens a request", fontsize=10)
     sizes = [requests for requests, _, _ in pairs]
     axes.set_xticks(sizes, [str(size) for size in sizes])
     axes.minorticks_off()

@@ -42,7 +42,7 @@ def save_png(report: dict[str, Any], path: Path) -> None:
         axes.spines[["top", "right"]].set_visible(False)
     figure.axes[0].set_ylabel("milliseconds, sum of each phase's median")
     handles, labels = axes.get_legend_handles_labels()
-    axes.legend(handles[::-1], labels[::-1], frameon=False, loc="upper left")
+    figure.legend(handles, labels, frameon=False, loc="outside lower center", ncols=len(labels), fontsize=8)
     shared = ", which share one GPU" if setting["ranks share one GPU"] else ""
     figure.suptitle(f"{setting['ranks']} ranks on {setting['gpu']}{shared}\n{setting['model']}", fontsize=10)
     figure.savefig(path)

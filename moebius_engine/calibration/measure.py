@@ -34,8 +34,8 @@ async def measure(engine: Any, context: int, budget_s: float) -> tuple[list[Poin
     sizes = await _sizes(engine, context)
     points, switch = await sweep(engine, sizes, context, until=deadline)
     if (reached := max(p.requests for p in points)) < sizes[-1]:
-        longer = "`moebius-rollout calibrate --budget-s` takes longer"
-        log.warning("calibration: %d requests fit, but %g s were enough for %d; %s", sizes[-1], budget_s, reached, longer)
+        text = "calibration: %d requests fit, but %g s were enough for %d; `moebius-rollout calibrate` may take longer"
+        log.warning(text, sizes[-1], budget_s, reached)
     switches = [switch]
     for _ in range(2):  # to within a factor of two, then of 1.25
         sizes = finer(points, engine.ranks)

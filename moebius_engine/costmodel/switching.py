@@ -23,7 +23,7 @@ class Control:
     """Host work of a switch to a layout: seconds in any case, and for each request in flight.
 
     Measured with 2 ranks on one H200: metadata, decision and rest of 32 and of 512 requests, 8.4 and 56.5 ms to TP,
-    5.7 and 24.1 ms to EP (benchmarks/switch_h200.json of 2026-11-29).
+    5.7 and 24.1 ms to EP, on 2026-11-29. Since then part of it goes on beside the weights, which is not reckoned with.
     """
 
     base_s: Mapping[Layout, float] = field(default_factory=lambda: {Layout.TP: 5.2e-3, Layout.EP: 4.5e-3})

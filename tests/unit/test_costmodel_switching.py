@@ -67,7 +67,7 @@ def test_between_hosts_the_nic_is_the_limit():
     assert parts.weights == pytest.approx(8 / 16 * rank / (50e9 * 0.92) + 94 * 19e-6)
 
 
-# benchmarks/switch_h200.json of 2026-11-29: 2 ranks on one H200, medians of 10; KV tokens of the first switch to TP.
+# Seen on 2026-11-29: 2 ranks on one H200, medians of 10; KV tokens of the first switch to TP.
 MEASURED_MS = [(Layout.TP, 32, 13_856, 5.08, 13.66), (Layout.EP, 32, 15_552, 5.03, 11.11)]
 
 

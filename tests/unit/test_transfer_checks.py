@@ -73,7 +73,7 @@ def check_sums(blocks, source, arrived) -> None:
     assert wrong == [[block.source, 1]]
 
 
-@given(st.integers(1, 300), st.integers(1, 200))
+@given(st.integers(1, 300), st.integers(1, 300))
 def test_every_layer_has_its_turn(layers, switches):
     """Over many switches each layer of a model is compared about as often, whatever their number."""
     due, checks = [0] * layers, Checks(None, EVERY)  # type: ignore[arg-type]
