@@ -1,6 +1,7 @@
 """Entry points of SGLang's processes: a rank's scheduler, and the controller that shares out requests to the ranks."""
 
 import functools
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from sglang.srt.managers import data_parallel_controller
 from sglang.srt.managers.scheduler import run_scheduler_process
 from sglang.srt.plugins import load_plugins
 from sglang.srt.server_args import ServerArgs
+from tqdm import tqdm
 
 from moebius_engine.config import SwitchConfig
 from moebius_engine.sglang import hooks, rendezvous
@@ -55,9 +57,18 @@ def _run(
 ) -> None:
     """Run SGLang's scheduler process with the hooks of this kind of engine and those of what the user has asked for."""
     hooks.apply((*own, *_chosen(config, server_args)))
+    _take_nothing_to_give_back()
     if server_args.dist_init_addr is None:
         rendezvous.use_loopback(port_args.nccl_port)
     run_scheduler_process(server_args, port_args, server_args.base_gpu_id if config.share_gpu else gpu_id, *args)
+
+
+def _take_nothing_to_give_back() -> None:
+    """A rank ends by SIGKILL (watch.py). What it leaves on the host is then given back by Python's resource tracker,
+    which warns of a leak; so this process takes none of it."""
+    tqdm.set_lock(threading.RLock())  # else a semaphore, so that processes do not draw over each other's bars
+    # Shared memory for broadcast_object, which SGLang calls for pipelines and disaggregation only; both are refused.
+    os.environ.setdefault("SGLANG_USE_MESSAGE_QUEUE_BROADCASTER", "false")
 
 
 def _chosen(config: SwitchConfig, server_args: ServerArgs) -> list[hooks.Hook]:

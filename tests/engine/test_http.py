@@ -74,6 +74,7 @@ def server(tiny_moe, tmp_path_factory):
     yield server
     server.process.send_signal(signal.SIGINT)
     assert server.process.wait(60) == 0
+    assert "leaked" not in server.log.read_text(), "Python's resource tracker found what a rank has left"
 
 
 def test_all_its_processes_listen_on_loopback_only(server):
@@ -287,4 +288,5 @@ def test_sigterm_ends_every_process_and_the_streams(server):
     *_, last = events
     assert last["meta_info"]["finish_reason"]["type"] == "length"
     assert server.process.wait(60) == 0
+    assert "leaked" not in server.log.read_text(), "Python's resource tracker found what a rank has left"
     assert not psutil.wait_procs(processes, timeout=10)[1]

@@ -52,6 +52,7 @@ def test_the_first_code_block_runs(tmp_path):
     own["PYTHONPATH"] = str(ROOT)
     done = subprocess.run([sys.executable, script], cwd=tmp_path, env=own, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
+    assert "leaked" not in done.stderr
     assert done.stdout.splitlines()[-1] == f"{[16 * (row + 1) for row in range(8)]} tp"
 
 
