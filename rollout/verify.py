@@ -8,8 +8,8 @@ engine, fed all the time and switched both ways:
   (SwitchConfig.check_bytes). With what it was before the move, not with a static run: the layouts sum in different
   orders, so the KV that they compute differs in the last bits.
 - Weights: after the first and the last switch into each layout, every parameter, byte for byte, with the fresh start.
-- Tokens and logprobs: every answer, with the unswitched runs: one in each layout, and once more with prompts cached,
-  as the switching engine has them. Without the requests of which rounding decides a token in one of these.
+- Tokens and logprobs: every answer, with both unswitched runs. Without the requests on which these two differ, and some
+  may differ by as little as rounding does where two experts' router scores are equal (findings.py).
 
 In bfloat16 rounding alone changes tokens from layout to layout. There the tokens that a run drew are given to the same
 engine once more, as a prompt, and the logprobs of drawing and of reading them are compared. How far these lie apart
@@ -118,16 +118,11 @@ def run(
                     _answer_all(engine, requests, lambda task=task: progress.advance(task))
                 )
                 unswitched[f"static {layout}"] = answers
-                if exact:
-                    again = engine.loop.run_until_complete(_answer_all(engine, requests, lambda: None))
-                    unswitched[f"static {layout} again"] = again
                 if isinstance(findings, ForcedFindings):
                     for drawn in unswitched.values():  # also what the layout before this one has drawn
                         findings.add_unswitched(drawn, _read(engine, requests, drawn))
             _say(console, f"static {layout}: {len(requests)} answers", began)
-        chosen, undecided = findings.choose(unswitched) if exact else (range(len(requests)), {})
-        for number, reason in undecided.items():
-            console.print(f"Left out: request {number}. {reason}", markup=False, highlight=False, soft_wrap=True)
+        chosen = findings.choose(unswitched) if exact else range(len(requests))
         if not findings.faults:
             task, began = progress.add_task("switching", total=switches), time.monotonic()
             config = SwitchConfig(policy="ep", check_bytes=True, timeout_s=DEADLINE_S, share_gpu=share_gpu)
@@ -146,6 +141,8 @@ def run(
             if exact:
                 for number, answer in numbered:
                     findings.add_answer(number, answer, {name: run_[number] for name, run_ in unswitched.items()})
+    for number, reason in findings.undecided.items():
+        console.print(f"Undecided: request {number} {reason}", markup=False, highlight=False, soft_wrap=True)
     for reason in findings.faults:
         console.print(f"FAILED: {reason}", markup=False, highlight=False, soft_wrap=True)
     return findings.result()

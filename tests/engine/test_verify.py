@@ -16,6 +16,7 @@ KEYS = [
     "requests",
     "tokens_compared",
     "bytes_compared",
+    "undecided",
     "max_logprob_diff",
     "weights_checksum",
     "ok",
