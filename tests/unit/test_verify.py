@@ -110,7 +110,7 @@ def test_weights_that_differ_are_named(found, reason):
             f"request 7 differs from {STATIC}: token 1 is 9, 2 expected (logprobs -1.000000 and -1.000000; th",
         ),
         (answer([1, 2]), f"request 7 differs from {STATIC}: 2 tokens, 3 expected"),
-        (answer([1, 2, 3], -1.01), f"request 7 differs from {STATIC}: logprobs by up to 1.00e-02 > {MAX_LOGPROB_DIFF}"),
+        (answer([1, 2, 3], -1.1), f"request 7 differs from {STATIC}: logprobs by up to 1.00e-01 > {MAX_LOGPROB_DIFF}"),
         (answer([1, 2, 3], math.nan), f"request 7 differs from {STATIC}: logprobs by up to nan"),
         (answer([1, 2, 3], None), f"request 7 differs from {STATIC}: logprobs by up to nan"),
     ],
@@ -123,7 +123,7 @@ def test_answers_that_differ_are_named(got, reason):
     json.loads(json.dumps(findings.result(), allow_nan=False))
 
 
-@given(place=st.integers(0, 9), diff=st.floats(0, 2e-2) | st.floats(0, 1))
+@given(place=st.integers(0, 9), diff=st.floats(0, 4e-2) | st.floats(0, 1))
 def test_one_logprob_beyond_the_bound_is_enough(place, diff):
     expected, got = answer(list(range(10))), answer(list(range(10)))
     _, token, text = got["meta_info"]["output_token_logprobs"][place]
