@@ -1,6 +1,7 @@
 """Requests, updates, aborts and deaths of the engine in any order: all requests are answered, and rightly."""
 
 import asyncio
+from concurrent.futures import Executor, Future
 
 import torch
 from hypothesis import settings
@@ -20,6 +21,26 @@ def _idle(machine) -> bool:
     return all(call.done() for call, *_ in machine.answers.values())
 
 
+class Held(Executor):
+    """In place of the thread that starts engines: a start takes until it is let go. With a thread's own pace, the same
+    rules would sometimes find the engine back and sometimes not, and hypothesis wants to see the same again."""
+
+    def __init__(self):
+        self._held = []
+
+    def submit(self, function, /, *args, **kwargs):
+        self._held.append((Future(), function, args))
+        return self._held[-1][0]
+
+    def let_go(self):
+        while self._held:
+            future, function, args = self._held.pop(0)
+            try:
+                future.set_result(function(*args))
+            except Exception as error:
+                future.set_exception(error)
+
+
 class Deaths(RuleBasedStateMachine):
     """Requests, updates, aborts and deaths in any order. At the end all must have been answered, and rightly."""
 
@@ -27,12 +48,26 @@ class Deaths(RuleBasedStateMachine):
     def start(self, on_policy):
         self.runner = asyncio.Runner()
         self.actor, self.fleet = make(on_policy=on_policy)
+        self.starts = self.actor._keeper._thread = Held()
         self.version = self.weights = self.deaths = 0
         self.answers: dict[str, tuple] = {}
         self.aborted: set[str] = set()
 
     def run(self, coroutine):
+        """Without starting an engine."""
         return self.runner.run(coroutine)
+
+    def run_starting(self, coroutine):
+        """Until it is done, starting engines meanwhile."""
+
+        async def go():
+            task = asyncio.ensure_future(coroutine)
+            while not task.done():
+                self.starts.let_go()
+                await asyncio.sleep(0)
+            return await task
+
+        return self.run(go())
 
     @rule(prompt=st.lists(st.integers(0, 9), min_size=1, max_size=3), length=st.integers(0, 40), stop=st.booleans())
     def ask(self, prompt, length, stop):
@@ -65,6 +100,15 @@ class Deaths(RuleBasedStateMachine):
             await settled()
 
         self.deaths += self.fleet.last.dead is None
+        (self.run_starting if wait else self.run)(go())
+
+    @rule()
+    def start_again(self):
+        async def go():
+            for _ in range(3):  # two starts may fail
+                self.starts.let_go()
+                await settled()
+
         self.run(go())
 
     @precondition(_asked)
@@ -77,14 +121,14 @@ class Deaths(RuleBasedStateMachine):
             await settled()
             return aborted
 
-        self.aborted |= set(self.run(go()))
+        self.aborted |= set(self.run_starting(go()))
 
     @precondition(_idle)
     @rule(value=st.integers(1, 9), again=st.booleans())
     def update(self, value, again):
         pairs = [("a", torch.tensor(value))]
         try:
-            self.run(self.actor.update_weights(pairs if again else iter(pairs)))
+            self.run_starting(self.actor.update_weights(pairs if again else iter(pairs)))
         except EngineDead:
             assert not again
         else:
@@ -113,7 +157,7 @@ class Deaths(RuleBasedStateMachine):
 
         if hasattr(self, "runner"):
             try:
-                self.run(go())
+                self.run_starting(go())
             finally:
                 self.runner.close()
 
