@@ -11,7 +11,6 @@ Legend: E experts, P ranks, H hidden, I expert intermediate.
 """
 
 import json
-import statistics
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from gpu_time import median_ms
 from sglang.srt.layers.moe.moe_runner.triton_utils import fused_moe, override_config
 from sglang.srt.layers.moe.moe_runner.triton_utils.fused_moe_triton_config import get_default_config, get_moe_configs
 from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
@@ -105,16 +105,7 @@ def _time(weights: Weights, count: int, tiles: Tiles, experts: int, top_k: int) 
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             layers()
-    graph.replay()
-    times = []
-    for _ in range(REPEATS):
-        began, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        began.record()
-        graph.replay()
-        ended.record()
-        ended.synchronize()
-        times.append(began.elapsed_time(ended))
-    return round(1e3 * statistics.median(times) / LAYERS, 1)
+    return round(1e3 * median_ms(graph.replay, REPEATS) / LAYERS, 1)
 
 
 if __name__ == "__main__":

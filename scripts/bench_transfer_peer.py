@@ -8,6 +8,7 @@ import statistics
 import torch
 import triton
 import triton.language as tl
+from gpu_time import median_ms
 
 COPY_BYTES = 4 << 30  # of a copy within a GPU
 NBYTES, ROUNDS = 2 << 30, 4  # of one timed copy to a peer, and copies in a row
@@ -21,19 +22,10 @@ def _copy(source, target, BLOCK: tl.constexpr):
 
 
 def copy_gbs(repeats: int) -> float:
-    """GB/s of bytes read plus bytes written: median of `repeats`. Its memory is free again afterwards."""
+    """GB/s of bytes read plus bytes written: median of `repeats`."""
     source = torch.empty(COPY_BYTES // 2, dtype=torch.int16, device="cuda").random_()
-    target, times = torch.empty_like(source), []
-    for _ in range(3 + repeats):
-        began, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        began.record()
-        target.copy_(source)
-        ended.record()
-        ended.synchronize()
-        times.append(began.elapsed_time(ended))
-    del source, target
-    torch.cuda.empty_cache()
-    return round(2 * COPY_BYTES / statistics.median(times[3:]) / 1e6, 1)
+    target = torch.empty_like(source)
+    return round(2 * COPY_BYTES / median_ms(lambda: target.copy_(source), repeats) / 1e6, 1)
 
 
 def peer_gbs(repeats: int) -> dict[str, float]:

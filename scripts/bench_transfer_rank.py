@@ -20,7 +20,7 @@ from moebius_engine.layout.plan import Block, RowMove, expert_blocks, kv_blocks
 from moebius_engine.layout.shape import ModelShape
 from moebius_engine.layout.slots import layer_order
 from moebius_engine.memory.arena import Arena
-from moebius_engine.memory.exportable import open_memory
+from moebius_engine.memory.exportable import Memory, open_memory
 from moebius_engine.memory.presets import PRESETS
 from moebius_engine.transfer import pick
 from moebius_engine.transfer.base import LayerMove, Transfer
@@ -66,12 +66,8 @@ def run_rank(rank: int, ranks: int, store: str, sizes: Sizes, folder: str) -> No
 
 def measure(rank: int, ranks: int, sizes: Sizes) -> dict[str, Any]:
     cpu = dist.new_group(backend="gloo", timeout=timedelta(seconds=TIMEOUT_S))
-    shape, memory = sizes.shape(), open_memory(torch.cuda.current_device())
-    arena = Arena(shape, ranks, torch.bfloat16, "cuda", memory)
-    heads, per_rank = shape.kv_heads, kv_heads_per_rank(shape.kv_heads, ranks)
-    # Room for the live tokens in both layouts, and as much again, so that their slots are spread.
-    arena.allocate_kv(max(2 * sizes.tokens // ranks, 2 * sizes.tokens * per_rank // heads) + 1, torch.bfloat16)
-    fill(arena, rank)
+    memory = open_memory(torch.cuda.current_device())
+    arena = filled_arena(rank, ranks, sizes, memory)
     jobs = {"weights": expert_jobs(arena), "kv": kv_jobs(arena, rank, sizes.tokens)}
     result: dict[str, Any] = {"times_ms": {}, "bytes": {what: moved(job, arena) for what, job in jobs.items()}}
     result["link_bytes"] = {what: to_peers(job, rank) for what, job in jobs.items()}
@@ -94,12 +90,18 @@ def measure(rank: int, ranks: int, sizes: Sizes) -> dict[str, Any]:
     return result
 
 
-def fill(arena: Arena, rank: int) -> None:
-    """Bytes of which no two neighbours or ranks are alike."""
+def filled_arena(rank: int, ranks: int, sizes: Sizes, memory: Memory) -> Arena:
+    """A rank's arena, of bytes of which no two neighbours or ranks are alike."""
+    shape = sizes.shape()
+    arena = Arena(shape, ranks, torch.bfloat16, "cuda", memory)
+    heads, per_rank = shape.kv_heads, kv_heads_per_rank(shape.kv_heads, ranks)
+    # Room for the live tokens in both layouts, and as much again, so that their slots are spread.
+    arena.allocate_kv(max(2 * sizes.tokens // ranks, 2 * sizes.tokens * per_rank // heads) + 1, torch.bfloat16)
     generator = torch.Generator("cuda").manual_seed(rank)
-    for layer in range(arena.shape.layers):
+    for layer in range(shape.layers):
         for view in (*arena.experts(Layout.EP, layer), *arena.kv(Layout.EP, layer)):
             view.view(torch.int16).random_(-(2**15), 2**15, generator=generator)
+    return arena
 
 
 def expert_jobs(arena: Arena) -> dict[Layout, Job]:

@@ -20,10 +20,9 @@ from typing import Annotated, Any, NamedTuple
 import torch
 import typer
 from bench_transfer_peer import copy_gbs
-from bench_transfer_rank import WARM_UP, Job, Sizes, arrived, expert_jobs, fill, kv_jobs, moved, same
+from bench_transfer_rank import WARM_UP, Job, Sizes, arrived, expert_jobs, filled_arena, kv_jobs, moved, same
 
 from moebius_engine.layout import Layout
-from moebius_engine.layout.heads import kv_heads_per_rank
 from moebius_engine.memory.arena import Arena
 from moebius_engine.memory.vmm import VmmMemory
 from moebius_engine.transfer.direct import FENCE_TAG, DirectTransfer
@@ -101,15 +100,9 @@ def main(
 
 
 def _make(ranks: int, sizes: Sizes, is_open: bool) -> list[VirtualRank]:
-    shape, made = sizes.shape(), []
+    made = []
     memories = [VmmMemory(0) for _ in range(ranks)]
-    arenas = [Arena(shape, ranks, torch.bfloat16, "cuda", memory) for memory in memories]
-    per_rank = kv_heads_per_rank(shape.kv_heads, ranks)
-    for rank, arena in enumerate(arenas):  # as bench_transfer_rank.py
-        arena.allocate_kv(
-            max(2 * sizes.tokens // ranks, 2 * sizes.tokens * per_rank // shape.kv_heads) + 1, torch.bfloat16
-        )
-        fill(arena, rank)
+    arenas = [filled_arena(rank, ranks, sizes, memory) for rank, memory in enumerate(memories)]
     for rank, arena in enumerate(arenas):
         peers: Any = OneProcess(memories, rank, is_open)
         transfer = DirectTransfer(peers, TIMEOUT_S)

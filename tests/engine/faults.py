@@ -57,7 +57,7 @@ def _watch_scratch(scheduler) -> dict:
     Scratch.used = _watched(Scratch.used, on=True)
     aside.Aside.used = _watched(aside.Aside.used, on=False)
     for name in ("move_experts", "move_kv"):  # a GPU's own transfer makes no tensors
-        setattr(Mover, name, _unwatched(getattr(Mover, name)))
+        setattr(Mover, name, _watch(False)(getattr(Mover, name)))
     return {}
 
 
@@ -89,14 +89,6 @@ def _watched(used, on: bool):
             yield
 
     return using
-
-
-def _unwatched(method):
-    def called(*args, **kwargs):
-        with _watch(False):
-            return method(*args, **kwargs)
-
-    return called
 
 
 def _break_next_switch(scheduler, fault: str) -> dict:
