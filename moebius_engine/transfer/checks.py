@@ -15,10 +15,10 @@ from moebius_engine.transfer.base import Corrupted, LayerMove, Tensors
 EVERY = 1999
 """One of so many layer moves is compared: a prime, so that all layers of a model have their turns.
 
-SwitchRecord.checks_ms is what comparing takes: seen on one H200, 1.3 to 4.2 ms for a layer of Qwen3-30B-A3B or its KV
-(benchmarks/switch_h200.json, switch_48_layers_h200.json). Its switch is longer by more, since what the host does beside
-the weights waits for them then: 8 ms on average, of 50 (48 layers, one of 499 moves compared). With one of 1,999 every
-twentieth switch of 48 layers has a comparison, and that is below 1 % of what switches take."""
+SwitchRecord.checks_ms is what comparing takes: seen on one H200, 2.0 to 3.6 ms for a layer of Qwen3-30B-A3B or its KV
+(benchmarks/switch_48_layers_h200.json). Its switch is longer by more, since what the host does beside the weights waits
+for them then: 3 to 19 ms, of 50. Every twentieth switch of 48 layers has a comparison: 0.3 % of what switches take, and
+1 % with what waits."""
 
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}  # by bytes
 _PIECE_BYTES = 32 << 20  # of listed rows, gathered at once; with 2 MB, 235,000 rows a rank cost 20 ms of launches
