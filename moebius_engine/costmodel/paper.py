@@ -11,6 +11,7 @@ from moebius_engine.costmodel.costs import CostModel
 from moebius_engine.costmodel.fit import FREE, Fit, Observation, fit
 from moebius_engine.costmodel.hardware import Achieved, Cluster
 from moebius_engine.costmodel.moe import MoeModel
+from moebius_engine.costmodel.switching import IN_A_ROW
 from moebius_engine.layout import Layout
 from moebius_engine.memory.budget import Budget, budget, tokens_that_fit
 from moebius_engine.memory.presets import PRESETS
@@ -78,7 +79,8 @@ def _machine() -> Cluster:
 def paper_fit() -> Fit:
     """The cost model of the paper's machine."""
     start = Achieved(**{name: begin for name, (_, _, begin) in FREE.items()})
-    costs = CostModel(MoeModel.from_hf_config(PRESETS[MODEL]), _machine(), start)
+    # How the paper's engine orders a switch is not published: one thing after the other is our assumption.
+    costs = CostModel(MoeModel.from_hf_config(PRESETS[MODEL]), _machine(), start, control=IN_A_ROW)
     observed = [
         Observation(f"TPOT of {layout.upper()} in the quiet period [s], section 6.2", seconds, _tpot_of(layout))
         for layout, seconds in QUIET_TPOT_S.items()
