@@ -14,6 +14,7 @@ from rollout.recipe_cli import recipe_command
 from rollout.replay_cli import replay_command
 from rollout.report_cli import report_command
 from rollout.serve_cli import serve_command
+from rollout.server_argument import server_argument
 from rollout.simulate_cli import simulate_command
 from rollout.soak_cli import soak_command
 from rollout.train_cli import train_command
@@ -59,6 +60,7 @@ def verify(
     dtype: Annotated[str, typer.Option(help="float32 compares tokens; bfloat16 teacher-forced logprobs.")] = "float32",
     share_gpu: Annotated[bool, typer.Option("--share-gpu", help="All ranks on GPU 0; needs MPS.")] = False,
     model: Annotated[str | None, typer.Option(help="A checkpoint; a small random model if left out.")] = None,
+    changes: Annotated[list[str] | None, typer.Option("--set", help="argument=value of SGLang's server.")] = None,
 ) -> None:
     """Switch with requests in flight, and compare weights, KV, tokens and logprobs with what was never switched.
 
@@ -75,7 +77,10 @@ def verify(
         fail(f"dtype={dtype!r} is unknown; use one of {list(VERIFY_DTYPES)}")
     try:
         check_machine(ranks, share_gpu)
-        result = run(switches=switches, ranks=ranks, dtype=dtype, share_gpu=share_gpu, model=model)
+        arguments = dict(map(server_argument, changes or []))
+        result = run(
+            switches=switches, ranks=ranks, dtype=dtype, share_gpu=share_gpu, model=model, server_args=arguments
+        )
     except ValueError as error:
         fail(str(error))
     typer.echo(json.dumps(result))

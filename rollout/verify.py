@@ -87,15 +87,19 @@ def run(
     dtype: str = "float32",
     share_gpu: bool = False,
     model: str | None = None,
+    server_args: Mapping[str, Any] | None = None,
     console: Console | None = None,
 ) -> dict[str, Any]:
     """Switch `switches` times on P = `ranks` ranks. Returns Findings.result.
 
     dtype: "float32" or "bfloat16". share_gpu: all ranks on GPU 0 (SwitchConfig.share_gpu). model: a checkpoint's
-    folder, by default a small random one is made. console: where progress and the reasons of a failure go, by default
-    standard error. Raises ValueError for a model that P ranks cannot hold, TimeoutError if an engine does not answer
+    folder, by default a small random one is made. server_args: SGLang's, instead of those that this function would
+    choose. console: where progress and the reasons of a failure go, by default standard error. Raises ValueError for a
+    model that P ranks cannot hold and for a server argument that cannot be, TimeoutError if an engine does not answer
     within DEADLINE_S. The engines are stopped in any case.
     """
+    if server_args and "dtype" in server_args:
+        raise ValueError(f"dtype={server_args['dtype']!r} as a server argument: give it as verify's own, --dtype")
     console = console or Console(stderr=True)
     exact = dtype == "float32"
     findings = Findings() if exact else ForcedFindings()
@@ -112,7 +116,7 @@ def run(
             task = progress.add_task(f"static {layout}", total=len(requests))
             static = SwitchConfig(policy="off", static_layout=layout, share_gpu=share_gpu)
             began = time.monotonic()
-            with _engine(model, ranks, dtype, static) as engine:
+            with _engine(model, ranks, dtype, static, server_args or {}) as engine:
                 fresh[layout] = engine.weight_digests()
                 answers = engine.loop.run_until_complete(
                     _answer_all(engine, requests, lambda task=task: progress.advance(task))
@@ -126,7 +130,7 @@ def run(
         if not findings.faults:
             task, began = progress.add_task("switching", total=switches), time.monotonic()
             config = SwitchConfig(policy="ep", check_bytes=True, timeout_s=DEADLINE_S, share_gpu=share_gpu)
-            with _engine(model, ranks, dtype, config) as engine:
+            with _engine(model, ranks, dtype, config, server_args or {}) as engine:
                 switcher = _switch_all(engine, switches, fresh, findings, lambda: progress.advance(task))
                 numbered: list[tuple[int, Answer]] = []
                 feeding = _feed_while(engine, requests, chosen, streams, switcher)
@@ -161,7 +165,7 @@ def _small_model(folder: str, ranks: int) -> str:
 
 
 @contextmanager
-def _engine(model: str, ranks: int, dtype: str, switch: SwitchConfig) -> Iterator[Any]:
+def _engine(model: str, ranks: int, dtype: str, switch: SwitchConfig, server_args: Mapping[str, Any]) -> Iterator[Any]:
     from moebius_engine.engine import SwitchingEngine  # imports SGLang, which takes seconds
 
     with asyncio.Runner() as runner:
@@ -170,11 +174,14 @@ def _engine(model: str, ranks: int, dtype: str, switch: SwitchConfig) -> Iterato
             model,
             ranks=ranks,
             switch=switch,
-            skip_tokenizer_init=True,
-            dtype=dtype,
-            max_running_requests=ranks * RUNNING_PER_RANK,
-            chunked_prefill_size=ranks * CHUNK_PER_RANK,
-            **_gpu_arguments(ranks, switch.share_gpu),
+            **{
+                "skip_tokenizer_init": True,
+                "dtype": dtype,
+                "max_running_requests": ranks * RUNNING_PER_RANK,
+                "chunked_prefill_size": ranks * CHUNK_PER_RANK,
+                **_gpu_arguments(ranks, switch.share_gpu),
+                **server_args,
+            },
         )
         try:
             yield engine

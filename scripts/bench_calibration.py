@@ -32,15 +32,16 @@ def main(
     context: Annotated[int, typer.Option(min=1, help="tokens that a request holds")] = 256,
     repeats: Annotated[int, typer.Option(min=1, help="calibrations")] = 3,
     share_gpu: Annotated[bool, typer.Option("--share-gpu", help="all ranks on GPU 0")] = False,
+    changes: Annotated[list[str], typer.Option("--set", help="argument=value of SGLang's server")] = [],  # noqa: B006
 ) -> None:
     sizes = sorted(size)
-    report: dict[str, Any] = {"setting": setting(ranks, model, layers, share_gpu, context=context)}
+    report: dict[str, Any] = {"setting": setting(ranks, model, layers, share_gpu, changes, context=context)}
     with tempfile.TemporaryDirectory() as folder:
         engine = SwitchingEngine(
             write_model(folder, model, layers),
             ranks=ranks,
             switch=SwitchConfig(policy="ep", share_gpu=share_gpu, timeout_s=60),
-            **server_args(sizes, ranks, tokens_per_rank(sizes[-1], context + TOKENS + 1, ranks), share_gpu),
+            **server_args(sizes, ranks, tokens_per_rank(sizes[-1], context + TOKENS + 1, ranks), share_gpu, changes),
         )
         try:
             found = [engine.calibrate(context) for _ in range(repeats)]

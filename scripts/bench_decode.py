@@ -39,10 +39,11 @@ def main(
     tokens: Annotated[int, typer.Option(min=2, help="tokens a response")] = 256,
     repeats: Annotated[int, typer.Option(min=1)] = 7,
     share_gpu: Annotated[bool, typer.Option("--share-gpu", help="all ranks on GPU 0")] = False,
+    changes: Annotated[list[str], typer.Option("--set", help="argument=value of SGLang's server")] = [],  # noqa: B006
 ) -> None:
     most = max(batch)
-    arguments = server_args(batch, ranks, tokens=most * (PROMPT + tokens + 1), share_gpu=share_gpu)
-    held = setting(ranks, model, layers, share_gpu, **{"tokens a response": tokens})
+    arguments = server_args(batch, ranks, tokens=most * (PROMPT + tokens + 1), share_gpu=share_gpu, changes=changes)
+    held = setting(ranks, model, layers, share_gpu, changes, **{"tokens a response": tokens})
     report: dict[str, Any] = {"setting": held, "rows": []}
     with tempfile.TemporaryDirectory() as folder:
         write_model(folder, model, layers)

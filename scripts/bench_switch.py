@@ -56,6 +56,7 @@ def main(
     switches: Annotated[int, typer.Option(min=2, help="counted ones, after two that warm up")] = 20,
     transfer: Annotated[str, typer.Option(help="direct, collective or auto")] = "auto",
     share_gpu: Annotated[bool, typer.Option("--share-gpu", help="all ranks on GPU 0")] = False,
+    changes: Annotated[list[str], typer.Option("--set", help="argument=value of SGLang's server")] = [],  # noqa: B006
 ) -> None:
     if len(samples) not in (1, len(requests)):
         raise typer.BadParameter(
@@ -72,7 +73,9 @@ def main(
         for share in occupancy or [0.0]
     ]
     report: dict[str, Any] = {
-        "setting": setting(ranks, model, layers, share_gpu, transfer=transfer, **{"KV tokens a rank": kv_tokens}),
+        "setting": setting(
+            ranks, model, layers, share_gpu, changes, transfer=transfer, **{"KV tokens a rank": kv_tokens}
+        ),
         "rows": [],
     }
     with tempfile.TemporaryDirectory() as folder:
@@ -80,7 +83,7 @@ def main(
             write_model(folder, model, layers),
             ranks=ranks,
             switch=SwitchConfig(policy="ep", transfer=transfer, share_gpu=share_gpu, timeout_s=60),
-            **server_args(requests, ranks, kv_tokens, share_gpu),
+            **server_args(requests, ranks, kv_tokens, share_gpu, changes),
         )
         try:
             report["memory of rank 0 [GB]"] = _memory(engine, kv_tokens)

@@ -10,28 +10,34 @@ from typing import Any
 import torch
 
 from moebius_engine.memory.presets import PRESETS
+from rollout.server_argument import server_argument
 
 MODEL = "Qwen3-30B-A3B"
 SPREAD = 0.85  # of its KV rows that a rank is asked to hold at most: ranks never have equally many tokens
 
 
-def setting(ranks: int, model: str, layers: int | None, share_gpu: bool, **more: Any) -> dict[str, Any]:
-    """What a benchmark's numbers hold for. more: what else the benchmark has set."""
+def setting(
+    ranks: int, model: str, layers: int | None, share_gpu: bool, changes: list[str], **more: Any
+) -> dict[str, Any]:
+    """What a benchmark's numbers hold for. changes: of --set. more: what else the benchmark has set."""
     of = PRESETS[model]["num_hidden_layers"]
     return {
         "gpu": torch.cuda.get_device_name(0),
         "ranks": ranks,
         "ranks share one GPU": share_gpu,
         "model": f"{model}, {layers or of} of its {of} layers, bf16, dummy weights",
+        "server arguments": changes,
         **more,
         "versions": {name: version(name) for name in ("sglang", "torch")},
         "date": date.today().isoformat(),
     }
 
 
-def server_args(batches: Iterable[int], ranks: int, tokens: int, share_gpu: bool) -> dict[str, Any]:
+def server_args(
+    batches: Iterable[int], ranks: int, tokens: int, share_gpu: bool, changes: Iterable[str] = ()
+) -> dict[str, Any]:
     """SGLang's arguments, with graphs for `batches`, numbers of requests of all ranks, in both layouts. tokens: that a
-    rank may hold in EP.
+    rank may hold in EP. changes: of --set, argument=value each.
 
     Each rank may run one request more than it gets (calibration.measure.sizes_that_fit says why). SGLang's own
     all-reduce is left on where each rank has a GPU; it refuses ranks that share one.
@@ -50,6 +56,7 @@ def server_args(batches: Iterable[int], ranks: int, tokens: int, share_gpu: bool
         "mem_fraction_static": 0.8,
         "cuda_graph_bs": sorted({size for count in batches for size in (-(-count // ranks), count)}),
         "max_running_requests": max(batches) + ranks,
+        **dict(map(server_argument, changes)),
     }
 
 

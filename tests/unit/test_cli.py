@@ -21,6 +21,7 @@ from rollout.cli import app
         (["verify", "--switches", "0"], "switches must be at least 1, got 0"),
         (["verify", "--dtype", "float8"], "dtype='float8' is unknown; use one of ['float32', 'bfloat16']"),
         (["verify", "--ranks", "1"], "ranks must be at least 2, got 1"),
+        (["verify", "--set", "page_size"], "--set 'page_size': give argument=value"),
     ],
 )
 def test_bad_arguments_exit_2_with_one_line(arguments, message):
@@ -39,8 +40,9 @@ def test_verify_ends_with_its_json_and_code(monkeypatch, ok, code):
         return {"switches": 4, "ok": ok}
 
     monkeypatch.setitem(sys.modules, "rollout.verify", SimpleNamespace(run=run))
-    result = CliRunner().invoke(app, ["verify", "--switches", "4", "--ranks", "2"])
+    result = CliRunner().invoke(app, ["verify", "--switches", "4", "--ranks", "2", "--set", "page_size=16"])
     asked = {"switches": 4, "ranks": 2, "dtype": "float32", "share_gpu": False, "model": None}
+    asked["server_args"] = {"page_size": 16}
     assert (result.exit_code, calls) == (code, [asked])
     assert json.loads(result.stdout.splitlines()[-1]) == {"switches": 4, "ok": ok}
 
