@@ -202,7 +202,6 @@ def _gpu_arguments(ranks: int, share_gpu: bool) -> dict[str, Any]:
         "sampling_backend": "pytorch",
         "grammar_backend": "none",
         "disable_custom_all_reduce": share_gpu,  # SGLang's own refuses ranks that share a GPU
-        "disable_piecewise_cuda_graph": True,
         "cuda_graph_bs": sorted({1, RUNNING_PER_RANK, running}),
         "max_total_tokens": running * (PROMPT_TOKENS[1] + RESPONSE_TOKENS[1]),
         "mem_fraction_static": 0.4,

@@ -51,7 +51,6 @@ def server_args(
         "sampling_backend": "pytorch",
         "grammar_backend": "none",
         "disable_custom_all_reduce": share_gpu,
-        "disable_piecewise_cuda_graph": True,
         "max_total_tokens": tokens,
         "mem_fraction_static": 0.8,
         "cuda_graph_bs": sorted({size for count in batches for size in (-(-count // ranks), count)}),

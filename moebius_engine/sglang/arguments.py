@@ -29,6 +29,8 @@ _ONLY = {
     "enable_dp_lm_head": (False, "the output head is shared by both layouts"),
     "enable_strict_thinking": (False, "its filter's state has no rule for a switch"),
     "scheduler_recv_interval": (1, "the ranks agree on it by themselves"),
+    "disable_piecewise_cuda_graph": (True, "graphs of prefill exist in TP only, which prefills little"),
+    "enforce_piecewise_cuda_graph": (False, "see disable_piecewise_cuda_graph"),
     "moe_a2a_backend": ("none", "no DeepEP wheel works with torch 2.11: docs/deepep.md"),
     "enable_return_routed_experts": (False, "routes are recorded by KV row, which a switch changes"),
     "tokenizer_worker_num": (1, "commands go through one tokenizer manager"),
@@ -96,6 +98,8 @@ def both_layouts(ranks: int, arguments: dict[str, Any], timeout_s: float) -> tup
         "random_seed": random.SystemRandom().randrange(1 << 30),
         "load_balance_method": "round_robin",
         "dist_timeout": round(timeout_s),
+        # Not of use here (see above), but SGLang's default in TP. It has none with EP's data-parallel attention.
+        "disable_piecewise_cuda_graph": True,
         **platform,
         **arguments,
     }

@@ -45,7 +45,6 @@ def engine(tiny_moe):
             sampling_backend="pytorch",
             grammar_backend="none",
             disable_custom_all_reduce=SHARE_GPU,
-            disable_piecewise_cuda_graph=True,
             cuda_graph_bs=[STREAMS // 2, STREAMS],
             max_running_requests=16,
             max_total_tokens=TOKENS,

@@ -81,11 +81,20 @@ def test_an_unknown_model_type(no_process, tmp_path):
         ({"speculative_algorithm": "EAGLE"}, ["speculative_algorithm='EAGLE'", "draft models"]),
         ({"quantization": "fp8"}, ["quantization='fp8'"]),
         ({"moe_a2a_backend": "deepep"}, ["moe_a2a_backend='deepep'", "docs/deepep.md"]),
+        ({"disable_piecewise_cuda_graph": False}, ["disable_piecewise_cuda_graph=False", "only True", "in TP only"]),
     ],
 )
 def test_arguments_that_contradict_switching(no_process, tiny_moe, arguments, texts):
     message = refused_start(tiny_moe, ranks=2, switch=SwitchConfig(), **arguments)
     assert all(text in message for text in texts), message
+
+
+def test_no_layout_captures_prefills():
+    """SGLang would in TP, by default, on a GPU: minutes of torch.compile for a layout that prefills little."""
+    from moebius_engine.sglang.arguments import both_layouts
+
+    for arguments in both_layouts(2, {}, timeout_s=60.0):
+        assert arguments["disable_piecewise_cuda_graph"] is True
 
 
 def test_a_port_in_use(no_process, tiny_moe):
