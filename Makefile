@@ -2,6 +2,8 @@
 PYTHON ?= python3
 REQUIREMENTS ?= $(if $(wildcard /dev/nvidia0),requirements/gpu.txt,requirements/cpu.txt)
 BIN := .venv/bin
+# Like the demo, these tests are made for a CPU, also on a machine with a GPU. Those for one: pytest -m gpu tests/gpu
+CPU := CUDA_VISIBLE_DEVICES=
 
 .PHONY: demo test test-all lint install requirements
 
@@ -9,10 +11,10 @@ demo: install
 	$(BIN)/moebius-rollout demo
 
 test: install
-	$(BIN)/pytest
+	$(CPU) $(BIN)/pytest
 
 test-all: install
-	$(BIN)/pytest -m "not gpu and not multigpu"
+	$(CPU) $(BIN)/pytest -m "not gpu and not multigpu"
 
 lint: install
 	$(BIN)/ruff check .

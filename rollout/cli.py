@@ -38,12 +38,15 @@ def demo(
     seed: Annotated[int, typer.Option(help="Seed of the model's weights and the response lengths.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder for the report, the picture and the metrics.")] = Path("runs/demo"),
 ) -> None:
-    """Run one rollout step in static TP, static EP and switching, and compare times and tokens.
+    """Run one rollout step on the CPU in static TP, static EP and switching, and compare times and tokens.
 
     Exit code 1 if the tokens differ or the switch did not happen.
     """
     from rich.console import Console
 
+    from moebius_engine.sglang.cpu import environment
+
+    environment.choose()
     from rollout.demo import DemoSettings, run_demo
 
     try:

@@ -18,7 +18,8 @@ def soak_command(
     seed: Annotated[int, typer.Option(help="Of the requests and of what happens.")] = 0,
     log: Annotated[Path | None, typer.Option(help="A file for what happens, line by line.")] = None,
 ) -> None:
-    """Keep requests in flight while all sorts of things happen, and compare every token with an undisturbed run.
+    """Keep requests in flight on the CPU while all sorts of things happen, and compare every token with an undisturbed
+    run.
 
     Ends with one line of JSON. Exit code 1 if a request was lost or a token differs.
     """
@@ -27,6 +28,9 @@ def soak_command(
     if ranks < 2:
         fail(f"ranks must be at least 2, got {ranks}; with one there is nothing to switch")
     from moebius_engine.sglang.arguments import check_machine
+    from moebius_engine.sglang.cpu import environment
+
+    environment.choose()
     from rollout.soak.start import soak  # imports SGLang, which takes seconds
 
     try:

@@ -80,7 +80,10 @@ def check_machine(ranks: int, share_gpu: bool = False) -> None:
 
         most, what = torch.cuda.device_count(), "its GPUs"
     if ranks > most:
-        raise ValueError(f"ranks={ranks} is more than this machine's {most} ({what}); use ranks={most} or fewer")
+        advice = f"use ranks={most} or fewer"
+        if most == 1:  # only a GPU can be that few
+            advice = "let them share it (share_gpu), or hide it (CUDA_VISIBLE_DEVICES=) to run on the CPU"
+        raise ValueError(f"ranks={ranks} is more than this machine's {most} ({what}); {advice}")
 
 
 def both_layouts(ranks: int, arguments: dict[str, Any], timeout_s: float) -> tuple[dict[str, Any], dict[str, Any]]:

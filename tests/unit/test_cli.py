@@ -1,6 +1,7 @@
 """The command line: bad arguments, the end of verify, and what its help imports."""
 
 import json
+import os
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -45,6 +46,23 @@ def test_verify_ends_with_its_json_and_code(monkeypatch, ok, code):
     asked["server_args"] = {"page_size": 16}
     assert (result.exit_code, calls) == (code, [asked])
     assert json.loads(result.stdout.splitlines()[-1]) == {"switches": 4, "ok": ok}
+
+
+@pytest.mark.parametrize(
+    ("module", "made_for", "arguments"),
+    [("rollout.demo", "run_demo", ["demo"]), ("rollout.soak.start", "soak", ["soak", "--minutes", "1"])],
+)
+def test_what_is_made_for_a_cpu_sees_no_gpu(monkeypatch, module, made_for, arguments):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    seen = []
+
+    def run(*_):
+        seen.append(os.environ["CUDA_VISIBLE_DEVICES"])
+        return SimpleNamespace(ok=True, as_json=dict)
+
+    monkeypatch.setitem(sys.modules, module, SimpleNamespace(DemoSettings=dict, **{made_for: run}))
+    CliRunner().invoke(app, arguments)
+    assert seen == [""]
 
 
 def test_help_imports_nothing_heavy():

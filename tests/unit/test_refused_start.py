@@ -61,6 +61,16 @@ def test_more_ranks_than_the_machine_allows(no_process, small_models, monkeypatc
     assert "ranks=8" in message and "4" in message
 
 
+def test_ranks_on_a_single_gpu(no_process, small_models, monkeypatch):
+    from moebius_engine.sglang import arguments
+
+    monkeypatch.setattr(arguments.environment, "is_needed", lambda: False)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    message = refused_start(small_models("plain"), ranks=2)
+    assert "ranks=2" in message and "this machine's 1 (its GPUs)" in message
+    assert "share_gpu" in message and "CUDA_VISIBLE_DEVICES=" in message
+
+
 def test_tied_embeddings(no_process, small_models):
     path = Path(small_models("tied")) / "config.json"
     path.write_text(path.read_text().replace('"tie_word_embeddings": false', '"tie_word_embeddings": true'))

@@ -15,6 +15,11 @@ def is_needed() -> bool:
     return not torch.cuda.is_available()
 
 
+def choose() -> None:
+    """Take the CPU also where there is a GPU. Call it before anything asks torch for one."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 def prepare(ranks: int | None = None) -> None:
     """Set what SGLang reads at import and at start on a machine without CUDA.
 
