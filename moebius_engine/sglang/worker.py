@@ -137,6 +137,8 @@ class SwitchingWorker(TpModelWorker):
             raise
         if self.weights.arrived(names):
             shards.refresh(full, self.layouts[Layout.TP].runner.model, self.shape)
+        # A sender on the same GPU may write its next bucket over this one as soon as it hears that it has arrived.
+        torch.get_device_module(self.device).synchronize()
         return True, self.weights.reason or f"weight set {self.weights.version} complete"
 
     def _read_bucket(self, recv_req: UpdateWeightsFromTensorReqInput) -> list[tuple[str, torch.Tensor]]:

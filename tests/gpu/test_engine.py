@@ -120,6 +120,18 @@ def test_memory_comes_and_goes_and_graphs_stay_valid(engine, tiny_moe):
     assert abs(free_bytes() - free) < 1 << 28
 
 
+def test_weights_come_from_a_trainer_s_gpu_memory(engine, tiny_moe):
+    """Each rank maps this process's tensors, as it does a trainer's on the same GPU."""
+    expected = [answer["output_ids"] for answer in engine.generate(**REQUEST)]
+    weights = {name: tensor.cuda() for name, tensor in load_file(f"{tiny_moe}/model.safetensors").items()}
+    for sign, as_before in ((-1, False), (1, True)):
+        engine.update_weights((name, sign * tensor) for name, tensor in weights.items())
+        for layout in ("tp", "ep"):
+            engine.switch(layout)
+            answers = [answer["output_ids"] for answer in engine.generate(**REQUEST)]
+            assert (answers == expected) == as_before
+
+
 def test_without_room_memory_stays_released_until_there_is_some(engine, tiny_moe):
     expected = engine.generate(**REQUEST)
     engine.release_memory_occupation()
