@@ -1,6 +1,7 @@
 """`moebius-rollout calibrate`: from how many requests on EP is faster, measured on this machine."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +14,7 @@ from rollout.failure import fail
 from rollout.server_argument import server_argument
 
 if TYPE_CHECKING:
+    from moebius_engine.calibration.curve import Point
     from moebius_engine.calibration.store import Calibration
 
 
@@ -77,11 +79,15 @@ def measure(
 def curves_table(found: "Calibration") -> Table:
     """Both layouts' steps, one row for each number of requests."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("requests", "EP step, ms", "TP step, ms", "EP / TP"):
+    for title in ("requests", "tokens each", "EP step, ms", "TP step, ms", "EP / TP"):
         table.add_column(title, justify="right")
-    for requests, ep, tp in _pairs(found):
-        cells = (f"{1e3 * p.step_s:.2f} ± {1e3 * p.error_s:.2f}" for p in (ep, tp))
-        table.add_row(str(requests), *cells, f"{ep.step_s / tp.step_s:.3f}")
+    measured = [(found.setting.context, found.points)]
+    if found.longer is not None:
+        measured.append((found.longer.context, found.longer.points))
+    for context, points in measured:
+        for requests, ep, tp in _pairs(points):
+            cells = (f"{1e3 * p.step_s:.2f} ± {1e3 * p.error_s:.2f}" for p in (ep, tp))
+            table.add_row(str(requests), f"{context:,}", *cells, f"{ep.step_s / tp.step_s:.3f}")
     return table
 
 
@@ -91,7 +97,7 @@ def save_curves(found: "Calibration", path: Path) -> None:
 
     figure = new_figure(8, 4.5)
     axes = figure.add_subplot()
-    pairs = _pairs(found)
+    pairs = _pairs(found.points)
     for layout, curve in (("ep", [ep for _, ep, _ in pairs]), ("tp", [tp for _, _, tp in pairs])):
         axes.errorbar(
             [p.requests for p in curve],
@@ -122,6 +128,6 @@ def save_curves(found: "Calibration", path: Path) -> None:
     figure.savefig(path)
 
 
-def _pairs(found: "Calibration") -> list[tuple[int, Any, Any]]:
-    times = {(p.layout, p.requests): p for p in found.points}
-    return [(n, times["ep", n], times["tp", n]) for n in sorted({p.requests for p in found.points})]
+def _pairs(points: Sequence["Point"]) -> list[tuple[int, "Point", "Point"]]:
+    times = {(p.layout, p.requests): p for p in points}
+    return [(n, times["ep", n], times["tp", n]) for n in sorted({p.requests for p in points})]

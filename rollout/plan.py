@@ -149,9 +149,11 @@ def _fit_calibration(costs: CostModel, path: Path) -> Fit:
     ):
         if measured != asked:
             raise ValueError(f"{path} was measured with {name}={measured}, and the plan is for {name}={asked}")
+    seen = [(point, made.setting.context) for point in made.points]
+    if made.longer is not None:
+        seen += [(point, made.longer.context) for point in made.longer.points]
     observations = [
-        step_observation(Layout(point.layout), point.requests, made.setting.context, point.step_s)
-        for point in made.points
+        step_observation(Layout(point.layout), point.requests, context, point.step_s) for point, context in seen
     ]
     # The dispatch floor plays no part in "none".
     return fit(costs, observations, [name for name in FREE if costs.dispatch != "none" or name != "dispatch_floor_s"])

@@ -47,9 +47,10 @@ def main(
             found = [engine.calibrate(context) for _ in range(repeats)]
             report["calibrations"] = [{"seconds": c.seconds, "crossing": c.crossing.model_dump()} for c in found]
             report["calibration_points"] = [p.model_dump() for p in found[0].points]
+            report["calibration_longer"] = found[0].longer and found[0].longer.model_dump()
             _write(out, report)
             began = time.perf_counter()
-            points, _ = engine.loop.run_until_complete(sweep(engine, sizes, context, until=float("inf")))
+            points = engine.loop.run_until_complete(sweep(engine, sizes, context, until=float("inf"))).points
             report["sweep"] = {"seconds": time.perf_counter() - began, "crossing": crossing(points).model_dump()}
             report["sweep_points"] = [p.model_dump() for p in points]
             _write(out, report)

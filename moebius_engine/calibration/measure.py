@@ -7,8 +7,9 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
+from moebius_engine.calibration.context import Longer
 from moebius_engine.calibration.curve import Point, crossing, point
 from moebius_engine.layout import Layout
 from moebius_engine.telemetry import SwitchRecord
@@ -17,33 +18,62 @@ log = logging.getLogger(__name__)
 
 STEPS = 24  # decode steps timed for each layout and number of requests
 TOKENS = 10 * STEPS  # of a response, which is ended before it has them
+_FIRST = 0.75  # of the time, for numbers of requests: what is left is for longer contexts and finer numbers
 FINER = (1.25, 1.5, 1.75)  # between two numbers, one twice the other, between which the layouts cross
 _FULL = 0.9  # share of a rank's KV rows that is used at most
 _POLL_S = 0.05  # each look at the engine costs it an exchange
 
 
-async def measure(engine: Any, context: int, budget_s: float) -> tuple[list[Point], list[SwitchRecord]]:
-    """Both layouts at P, 4P, 16P, ... requests of `context` tokens each, then finer where they cross.
+class Measured(NamedTuple):
+    """points: at the asked context. longer: at a longer one, if there was room and time. switches: made meanwhile."""
+
+    points: list[Point]
+    longer: Longer | None
+    switches: list[SwitchRecord]
+
+
+async def measure(engine: Any, context: int, budget_s: float) -> Measured:
+    """Both layouts at P, 4P, 16P, ... requests of `context` tokens each, at fewer of more tokens, and finer where they
+    cross.
 
     engine: an idle SwitchingEngine that no policy switches; it is left in EP, idle. budget_s: what this may take;
     larger numbers of requests that would take longer stay unmeasured, and a warning says so.
 
     Raises ValueError if fewer than two numbers of requests fit, TimeoutError as the engine does.
     """
-    deadline = time.monotonic() + budget_s
+    began = time.monotonic()
+    deadline = began + budget_s
     sizes = await _sizes(engine, context)
-    points, switch = await sweep(engine, sizes, context, until=deadline)
+    first = await sweep(engine, sizes, context, until=began + _FIRST * budget_s)
+    points = first.points
     if (reached := max(p.requests for p in points)) < sizes[-1]:
         text = "calibration: %d requests fit, but %g s were enough for %d; `moebius-rollout calibrate` may take longer"
         log.warning(text, sizes[-1], budget_s, reached)
-    switches = [switch]
+    switches, longer = [first.switch], None
+    batch = longer_batch(reached, engine.ranks, context, engine.context_len)
+    # Twice what the largest number took in EP, which brought half of all tokens or more, and TP's steps.
+    if batch is not None and time.monotonic() + 3 * first.spent[-1] < deadline:
+        size, tokens = batch
+        more = await sweep(engine, [size], tokens, until=deadline)
+        longer, switches = Longer(context=tokens, points=tuple(more.points)), [*switches, more.switch]
     for _ in range(2):  # to within a factor of two, then of 1.25
         sizes = finer(points, engine.ranks)
         if not sizes or time.monotonic() > deadline:
             break
-        more, switch = await sweep(engine, sizes, context, until=deadline)
-        points, switches = points + more, [*switches, switch]
-    return points, switches
+        more = await sweep(engine, sizes, context, until=deadline)
+        points, switches = points + more.points, [*switches, more.switch]
+    return Measured(points, longer, switches)
+
+
+def longer_batch(most: int, ranks: int, context: int, limit: int) -> tuple[int, int] | None:
+    """Requests, and tokens of each, of a batch that holds no more tokens than `most` requests of `context` tokens, but
+    in fewer requests: an eighth of them if it can be, else a fourth or a half. None if a rank would have no request, or
+    one more than `limit` tokens."""
+    for part in (8, 4, 2):
+        requests, tokens = most // part // ranks * ranks, part * context
+        if requests and tokens + TOKENS <= limit:
+            return requests, tokens
+    return None
 
 
 def finer(points: Sequence[Point], ranks: int) -> list[int]:
@@ -91,9 +121,16 @@ def sizes_that_fit(ranks: int, running: int, tokens: int, context: int) -> list[
     return sizes
 
 
-async def sweep(engine: Any, sizes: Sequence[int], context: int, until: float) -> tuple[list[Point], SwitchRecord]:
-    """EP at each of the sizes, upwards, so that prompts are prefilled once; then TP, which takes them over. Returns the
-    points and the switch in between.
+class Sweep(NamedTuple):
+    """spent: seconds of each number of requests in EP, its prompts' prefill included. switch: the one to TP."""
+
+    points: list[Point]
+    switch: SwitchRecord
+    spent: list[float]
+
+
+async def sweep(engine: Any, sizes: Sequence[int], context: int, until: float) -> Sweep:
+    """EP at each of the sizes, upwards, so that prompts are prefilled once; then TP, which takes them over.
 
     until: monotonic seconds by which all should have ended: a larger size is begun only if it will (time_for), but two
     in any case. Else as measure.
@@ -120,7 +157,7 @@ async def sweep(engine: Any, sizes: Sequence[int], context: int, until: float) -
         async with _decoding(engine, prompts[:size]):
             points.append(await _time(engine, Layout.TP, size))
     await engine.async_switch(Layout.EP)
-    return points, record
+    return Sweep(points, record, spent)
 
 
 def time_for(spent: Sequence[float], growth: float) -> float:

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from moebius_engine.calibration import store
-from moebius_engine.calibration.curve import crossing
+from moebius_engine.calibration.context import at_longer
+from moebius_engine.calibration.curve import Crossing, crossing
 from moebius_engine.calibration.measure import measure
 from moebius_engine.calibration.store import Calibration, Setting
 from moebius_engine.config import SwitchConfig
@@ -44,14 +45,15 @@ async def calibrate(engine: Any, context: int = CONTEXT, budget_s: float = BUDGE
     began, config = time.monotonic(), engine.config
     await engine.async_set_policy(replace(config, policy="ep", low_threshold=None, payoff=False))
     try:
-        points, switches = await measure(engine, context, budget_s)
+        found = await measure(engine, context, budget_s)
     finally:
         await engine.async_set_policy(config)
     return Calibration(
         setting=setting_of(engine, context),
-        points=tuple(points),
-        crossing=crossing(points),
-        switches=tuple(switches),
+        points=tuple(found.points),
+        longer=found.longer,
+        crossing=crossing(found.points),
+        switches=tuple(found.switches),
         seconds=time.monotonic() - began,
     )
 
@@ -85,19 +87,42 @@ def calibrated(config: SwitchConfig, found: Calibration) -> SwitchConfig:
     the user gave stays."""
     if config.threshold is not None:
         return config
-    if found.crossing.requests is None:
-        assert found.crossing.winner is not None
-        return replace(config, policy=found.crossing.winner, low_threshold=None, payoff=False)
-    return replace(config, threshold=max(1, math.ceil(found.crossing.requests)))
+    decides = _decides(found)
+    if decides.requests is None:
+        assert decides.winner is not None
+        return replace(config, policy=decides.winner, low_threshold=None, payoff=False)
+    return replace(config, threshold=max(1, math.ceil(decides.requests)))
 
 
 def in_words(found: Calibration) -> str:
-    """One line: the crossing and its interval, or who wins."""
+    """One line: the crossing and its interval, or who wins, and what longer contexts make of it."""
     measured = sorted({p.requests for p in found.points})
     where, cross = f"measured from {measured[0]} to {measured[-1]} requests", found.crossing
     if cross.requests is None:
         name = str(cross.winner).upper()
-        return f"calibration: {name} is faster at all numbers {where}, so the engine stays in {name}"
+        stays = f", so the engine stays in {name}" if _decides(found) == cross else ""
+        return f"calibration: {name} is faster at all numbers {where}{stays}{_longer_in_words(found)}"
     least = f"below {measured[0]}" if cross.least is None else f"{cross.least:.0f}"
     most = f"above {measured[-1]}" if cross.most is None else f"{cross.most:.0f}"
-    return f"calibration: EP is faster from {cross.requests:.0f} requests on (95 %: {least} to {most}), {where}"
+    faster = f"calibration: EP is faster from {cross.requests:.0f} requests on (95 %: {least} to {most}), {where}"
+    return faster + _longer_in_words(found)
+
+
+def _decides(found: Calibration) -> Crossing:
+    """The crossing, or if there is none but one with longer contexts, that one."""
+    longer = _at_longer(found)
+    return longer if found.crossing.requests is None and longer and longer.requests else found.crossing
+
+
+def _at_longer(found: Calibration) -> Crossing | None:
+    if found.longer is None:
+        return None
+    return crossing(at_longer(found.points, found.setting.context, found.longer))
+
+
+def _longer_in_words(found: Calibration) -> str:
+    there = _at_longer(found)
+    if found.longer is None or there is None:
+        return ""
+    faster = f"{str(there.winner).upper()} at all" if there.requests is None else f"EP from {there.requests:.0f} on"
+    return f"; with {found.longer.context:,} tokens a request instead of {found.setting.context:,}, {faster}"

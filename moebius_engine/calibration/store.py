@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
+from moebius_engine.calibration.context import Longer
 from moebius_engine.calibration.curve import Crossing, Point
 from moebius_engine.telemetry import Record, SwitchRecord
 
@@ -30,8 +31,9 @@ class Setting(Record):
 
 class Calibration(Record):
     setting: Setting
-    points: tuple[Point, ...]
-    crossing: Crossing
+    points: tuple[Point, ...] = Field(description="at setting.context tokens a request")
+    longer: Longer | None = Field(default=None, description="a few at more, None if there was no room or time for it")
+    crossing: Crossing = Field(description="of points")
     switches: tuple[SwitchRecord, ...] = Field(description="those made while measuring, with requests in flight")
     seconds: float = Field(description="what measuring took [s]")
 

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-import numpy as np
-
+from moebius_engine.calibration.context import Longer, curve, per_token, step_at
 from moebius_engine.calibration.curve import Point
 from moebius_engine.layout import Layout
 from moebius_engine.telemetry import SwitchRecord
@@ -12,20 +11,16 @@ from moebius_engine.telemetry import SwitchRecord
 class MeasuredTimes:
     """A StepTimes (costmodel/times.py) of one engine.
 
-    Steps are linear between the numbers of requests that were measured, in their logarithms, and level beyond. They are
-    those at the calibration's context: a longer one lengthens both layouts' steps, and their difference little.
-
-    points: of both layouts. switches: committed ones, at least one; `switched` adds what is seen later.
+    points: of both layouts, at `context` tokens a request; a step of shorter ones is taken for as long. longer: at more
+    tokens, without which context plays no part. switches: committed ones; `switched` adds what is seen later. Raises
+    ValueError without points of a layout, and without a switch.
     """
 
-    def __init__(self, points: Sequence[Point], switches: Sequence[SwitchRecord]):
-        self._steps = {}
-        for layout in Layout:
-            own = sorted((p.requests, p.step_s) for p in points if p.layout == layout)
-            if not own:
-                raise ValueError(f"no step of {layout} was measured")
-            requests, seconds = zip(*own, strict=True)
-            self._steps[layout] = (np.log(requests), np.log(seconds))
+    def __init__(
+        self, points: Sequence[Point], switches: Sequence[SwitchRecord], context: int, longer: Longer | None = None
+    ):
+        self._curves = {layout: curve(points, layout) for layout in Layout}
+        self._context, self._per_token = context, per_token(points, context, longer)
         if not switches:
             raise ValueError("no switch was measured")
         self._switches: dict[str, SwitchRecord] = {}
@@ -33,7 +28,8 @@ class MeasuredTimes:
             self.switched(record)
 
     def step_s(self, layout: Layout, requests: float, context: float) -> float:
-        return float(np.exp(np.interp(np.log(max(requests, 1.0)), *self._steps[layout])))
+        more = requests * max(0.0, context - self._context)
+        return step_at(self._curves[layout], requests) + self._per_token[layout] * more
 
     def switch_s(self, target: Layout, requests: int, kv_tokens: float) -> float:
         """By the bytes of the last switch to `target`, or else of any: KV goes with its tokens, the rest stays."""

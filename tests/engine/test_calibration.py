@@ -20,6 +20,9 @@ def test_both_layouts_are_timed_and_the_engine_is_as_before(engine):
     assert sizes["ep"][0] == 2 and {8, 16} <= set(sizes["ep"])
     assert all(p.step_s > p.error_s > 0 and p.steps >= 12 for p in found.points)
     assert (found.crossing.requests is None) != (found.crossing.winner is None)
+    assert found.longer is not None and found.longer.context == 8 * 32
+    assert sorted((p.layout, p.requests) for p in found.longer.points) == [("ep", 2), ("tp", 2)]
+    assert len(found.switches) >= 2
     assert engine.config == config
     health = engine.health()
     assert (health["layout"], health["inflight"]) == ("ep", 0)

@@ -6,6 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from moebius_engine.calibration import start
+from moebius_engine.calibration.context import Longer
 from moebius_engine.calibration.curve import crossing
 from moebius_engine.calibration.store import Calibration, load
 from rollout import calibrate_cli
@@ -18,8 +19,14 @@ ASKED: dict = {}
 
 def calibration(at: float) -> Calibration:
     found = tuple(points(at, error=0.02))
+    longer = Longer(context=8192, points=tuple(p for p in found if p.requests == 32))
     return Calibration(
-        setting=start.setting_of(Engine()), points=found, crossing=crossing(found), switches=(), seconds=3.0
+        setting=start.setting_of(Engine()),
+        points=found,
+        longer=longer,
+        crossing=crossing(found),
+        switches=(),
+        seconds=3.0,
     )
 
 
@@ -41,8 +48,9 @@ def test_it_prints_the_curve_draws_it_and_keeps_it(tmp_path):
     result = run("--model", "m", "--folder", str(tmp_path), "--plot", str(png), "--set", "max_running_requests=64")
     assert result.exit_code == 0, result.stderr
     lines = result.stdout.splitlines()
-    assert lines[0].split() == ["requests", "EP", "step,", "ms", "TP", "step,", "ms", "EP", "/", "TP"]
+    assert lines[0].split() == ["requests", "tokens", "each", "EP", "step,", "ms", "TP", "step,", "ms", "EP", "/", "TP"]
     assert [int(line.split()[0]) for line in lines[1:9]] == [2, 4, 8, 16, 32, 64, 128, 256]
+    assert [line.split()[:2] for line in lines[8:10]] == [["256", "1,024"], ["32", "8,192"]]
     assert "calibration: EP is faster from 40 requests on (95 %:" in result.stdout
     assert png.read_bytes()[:4] == b"\x89PNG"
     assert load(start.setting_of(Engine()), tmp_path) == calibration(40)

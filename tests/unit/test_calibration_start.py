@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from moebius_engine.calibration import start
+from moebius_engine.calibration.context import Longer
 from moebius_engine.calibration.curve import Crossing, crossing
 from moebius_engine.calibration.start import calibrate_at_start, calibrated, in_words
 from moebius_engine.calibration.store import Calibration, load, save
@@ -97,6 +98,26 @@ def test_a_crossing_becomes_the_threshold_and_a_winner_stays():
     assert "TP is faster at all numbers measured from 2 to 256 requests, so the engine stays in TP" in in_words(wins)
 
 
+def test_longer_contexts_are_said():
+    """TP's steps are twice as long there at 32 requests, EP's as long as before: (40 / n)^0.3 = 1 + n / 32 at 13."""
+    (tp,) = (p for p in points(40) if (p.layout, p.requests) == ("tp", 32))
+    longer = Longer(context=8192, points=(tp.model_copy(update={"step_s": 2 * tp.step_s}),))
+    crosses = calibration(Crossing(requests=39.2, least=30.4, most=None, winner=None))
+    wins = calibration(Crossing(requests=None, least=None, most=None, winner="tp"))
+    crosses, wins = (found.model_copy(update={"longer": longer}) for found in (crosses, wins))
+    for found in (crosses, wins):
+        assert in_words(found).endswith("256 requests; with 8,192 tokens a request instead of 1,024, EP from 13 on")
+    # A layout that wins with short contexts only is not pinned.
+    assert calibrated(SwitchConfig(), crosses).high == 40
+    assert calibrated(SwitchConfig(), wins).high == 13
+    level = longer.model_copy(update={"points": tuple(p for p in points(40) if p.requests == 32)})
+    stays = wins.model_copy(update={"longer": level, "points": tuple(points(1000))})
+    assert calibrated(SwitchConfig(), stays).policy == "tp"
+    assert in_words(stays).endswith(
+        "so the engine stays in TP; with 8,192 tokens a request instead of 1,024, TP at all"
+    )
+
+
 def test_a_file_reads_back(tmp_path):
     made = calibration(Crossing(requests=39.2, least=30.4, most=None, winner=None))
     assert load(made.setting, tmp_path) is None
@@ -112,7 +133,7 @@ async def test_payoff_needs_the_times_but_not_the_crossing(tmp_path, measuring):
 
 
 def test_times_are_those_measured_and_a_switchs_cost_follows_its_tokens():
-    times = MeasuredTimes(points(40), [record(target="tp", kv_tokens=100, kv_ms=2.0, total_ms=10.0)])
+    times = MeasuredTimes(points(40), [record(target="tp", kv_tokens=100, kv_ms=2.0, total_ms=10.0)], context=1024)
     assert times.step_s(Layout.TP, 40, 999.0) == pytest.approx(0.01)
     for requests in (2, 11, 256):
         assert times.step_s(Layout.EP, requests, 0.0) == pytest.approx(0.01 * (40 / requests) ** 0.3)
@@ -122,6 +143,6 @@ def test_times_are_those_measured_and_a_switchs_cost_follows_its_tokens():
     times.switched(record(target="ep", kv_tokens=100, kv_ms=0.0, total_ms=5.0))
     assert times.switch_s(Layout.EP, 8, 1100) == pytest.approx(0.005)
     with pytest.raises(ValueError, match="no switch was measured"):
-        MeasuredTimes(points(40), [])
+        MeasuredTimes(points(40), [], context=1024)
     with pytest.raises(ValueError, match="no step of tp was measured"):
-        MeasuredTimes([p for p in points(40) if p.layout == "ep"], [record()])
+        MeasuredTimes([p for p in points(40) if p.layout == "ep"], [record()], context=1024)
