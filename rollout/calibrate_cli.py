@@ -81,10 +81,7 @@ def curves_table(found: "Calibration") -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("requests", "tokens each", "EP step, ms", "TP step, ms", "EP / TP"):
         table.add_column(title, justify="right")
-    measured = [(found.setting.context, found.points)]
-    if found.longer is not None:
-        measured.append((found.longer.context, found.longer.points))
-    for context, points in measured:
+    for context, points in found.by_context:
         for requests, ep, tp in _pairs(points):
             cells = (f"{1e3 * p.step_s:.2f} ± {1e3 * p.error_s:.2f}" for p in (ep, tp))
             table.add_row(str(requests), f"{context:,}", *cells, f"{ep.step_s / tp.step_s:.3f}")

@@ -149,11 +149,10 @@ def _fit_calibration(costs: CostModel, path: Path) -> Fit:
     ):
         if measured != asked:
             raise ValueError(f"{path} was measured with {name}={measured}, and the plan is for {name}={asked}")
-    seen = [(point, made.setting.context) for point in made.points]
-    if made.longer is not None:
-        seen += [(point, made.longer.context) for point in made.longer.points]
     observations = [
-        step_observation(Layout(point.layout), point.requests, context, point.step_s) for point, context in seen
+        step_observation(Layout(point.layout), point.requests, context, point.step_s)
+        for context, points in made.by_context
+        for point in points
     ]
     # The dispatch floor plays no part in "none".
     return fit(costs, observations, [name for name in FREE if costs.dispatch != "none" or name != "dispatch_floor_s"])

@@ -98,7 +98,8 @@ def run(
     model that P ranks cannot hold and for a server argument that cannot be, TimeoutError if an engine does not answer
     within DEADLINE_S. The engines are stopped in any case.
     """
-    if server_args and "dtype" in server_args:
+    server_args = server_args or {}
+    if "dtype" in server_args:
         raise ValueError(f"dtype={server_args['dtype']!r} as a server argument: give it as verify's own, --dtype")
     console = console or Console(stderr=True)
     exact = dtype == "float32"
@@ -116,7 +117,7 @@ def run(
             task = progress.add_task(f"static {layout}", total=len(requests))
             static = SwitchConfig(policy="off", static_layout=layout, share_gpu=share_gpu)
             began = time.monotonic()
-            with _engine(model, ranks, dtype, static, server_args or {}) as engine:
+            with _engine(model, ranks, dtype, static, server_args) as engine:
                 fresh[layout] = engine.weight_digests()
                 answers = engine.loop.run_until_complete(
                     _answer_all(engine, requests, lambda task=task: progress.advance(task))
@@ -130,7 +131,7 @@ def run(
         if not findings.faults:
             task, began = progress.add_task("switching", total=switches), time.monotonic()
             config = SwitchConfig(policy="ep", check_bytes=True, timeout_s=DEADLINE_S, share_gpu=share_gpu)
-            with _engine(model, ranks, dtype, config, server_args or {}) as engine:
+            with _engine(model, ranks, dtype, config, server_args) as engine:
                 switcher = _switch_all(engine, switches, fresh, findings, lambda: progress.advance(task))
                 numbered: list[tuple[int, Answer]] = []
                 feeding = _feed_while(engine, requests, chosen, streams, switcher)

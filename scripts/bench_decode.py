@@ -86,9 +86,8 @@ def _tokens_per_s(engine: SwitchingEngine, requests: int, tokens: int) -> float:
     )
     began: dict[int, float] = {}
     for chunk in chunks:
-        index, now = chunk["index"], time.perf_counter()
-        began.setdefault(index, now)
-        ended = now
+        ended = time.perf_counter()
+        began.setdefault(chunk["index"], ended)
     return requests * (tokens - 1) / (ended - max(began.values()))
 
 

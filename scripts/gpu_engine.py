@@ -34,7 +34,7 @@ def setting(
 
 
 def server_args(
-    batches: Iterable[int], ranks: int, tokens: int, share_gpu: bool, changes: Iterable[str] = ()
+    batches: Iterable[int], ranks: int, tokens: int, share_gpu: bool, changes: Iterable[str]
 ) -> dict[str, Any]:
     """SGLang's arguments, with graphs for `batches`, numbers of requests of all ranks, in both layouts. tokens: that a
     rank may hold in EP. changes: of --set, argument=value each.

@@ -37,6 +37,12 @@ class Calibration(Record):
     switches: tuple[SwitchRecord, ...] = Field(description="those made while measuring, with requests in flight")
     seconds: float = Field(description="what measuring took [s]")
 
+    @property
+    def by_context(self) -> list[tuple[int, tuple[Point, ...]]]:
+        """Tokens a request, and the points measured there: the asked context first."""
+        longer = [] if self.longer is None else [(self.longer.context, self.longer.points)]
+        return [(self.setting.context, self.points), *longer]
+
 
 def folder() -> Path:
     """Where calibrations are kept, as the XDG base directory specification has it."""

@@ -14,8 +14,9 @@ class PayoffCheck:
 
     def __init__(self, scheduler, calibration: Calibration):
         self._s = scheduler
-        c = calibration
-        self._times = MeasuredTimes(c.points, c.switches, c.setting.context, c.longer)
+        self._times = MeasuredTimes(
+            calibration.points, calibration.switches, calibration.setting.context, calibration.longer
+        )
         self._payoff = Payoff(self._times)
         self._answered: tuple[int, bool] = (0, True)  # for which count, how: an estimate takes milliseconds
 
