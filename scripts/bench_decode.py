@@ -3,12 +3,13 @@
     python scripts/bench_decode.py --ranks 2 --batch 32 --batch 256 --share-gpu \\
         --layers 8 --out benchmarks/decode_h200.json
 
-Both engines of a layout are up and take turns, a batch each, so that what drifts meets both; the ratio is the median of
-the pairs'. Only steps in which all requests decode are timed. A GPU must hold the model twice. Writes the JSON file
-after each row.
+Both engines of a layout have the same random weights and prompts, so that tokens choose the same experts. They are up
+together and take turns, a batch each, so that what drifts meets both; the ratio is the median of the pairs'. Only steps
+in which all requests decode are timed. A GPU must hold the model twice. Writes the JSON file after each row.
 """
 
 import json
+import random
 import statistics
 import tempfile
 import time
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from gpu_engine import MODEL, server_args, setting, write_model
+from gpu_engine import MODEL, server_args, setting, write_model, write_weights
 
 from moebius_engine.config import SwitchConfig
 from moebius_engine.engine import SwitchingEngine
@@ -42,11 +43,12 @@ def main(
     changes: Annotated[list[str], typer.Option("--set", help="argument=value of SGLang's server")] = [],  # noqa: B006
 ) -> None:
     most = max(batch)
+    held = setting(ranks, model, layers, share_gpu, changes, "random", **{"tokens a response": tokens})
+    changes = ["load_format=auto", *changes]
     arguments = server_args(batch, ranks, tokens=most * (PROMPT + tokens + 1), share_gpu=share_gpu, changes=changes)
-    held = setting(ranks, model, layers, share_gpu, changes, **{"tokens a response": tokens})
     report: dict[str, Any] = {"setting": held, "rows": []}
     with tempfile.TemporaryDirectory() as folder:
-        write_model(folder, model, layers)
+        write_weights(write_model(folder, model, layers))
         for name in layout:
             engines: dict[str, SwitchingEngine] = {}
             try:
@@ -74,8 +76,9 @@ def _compare(engines: dict[str, SwitchingEngine], requests: int, tokens: int, re
 
 def _tokens_per_s(engine: SwitchingEngine, requests: int, tokens: int) -> float:
     """Of one batch, from the first token of the request that is prefilled last to its end: only decode steps of all."""
+    draw = random.Random(0)
     chunks = engine.generate(
-        input_ids=[[1 + row, *range(20, 19 + PROMPT)] for row in range(requests)],
+        input_ids=[[draw.randrange(10, engine.shape.vocab_size) for _ in range(PROMPT)] for _ in range(requests)],
         sampling_params={
             "temperature": 0,
             "ignore_eos": True,

@@ -1,13 +1,14 @@
-"""The model and the engine arguments of the benchmarks on GPUs: a published model's sizes, dummy weights."""
+"""The model and the engine arguments of the benchmarks on GPUs: a published model's sizes, dummy or random weights."""
 
 import json
 from collections.abc import Iterable
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from moebius_engine.memory.presets import PRESETS
 from rollout.server_argument import server_argument
@@ -17,7 +18,13 @@ SPREAD = 0.85  # of its KV rows that a rank is asked to hold at most: ranks neve
 
 
 def setting(
-    ranks: int, model: str, layers: int | None, share_gpu: bool, changes: list[str], **more: Any
+    ranks: int,
+    model: str,
+    layers: int | None,
+    share_gpu: bool,
+    changes: list[str],
+    weights: Literal["dummy", "random"] = "dummy",
+    **more: Any,
 ) -> dict[str, Any]:
     """What a benchmark's numbers hold for. changes: of --set. more: what else the benchmark has set."""
     of = PRESETS[model]["num_hidden_layers"]
@@ -25,7 +32,7 @@ def setting(
         "gpu": torch.cuda.get_device_name(0),
         "ranks": ranks,
         "ranks share one GPU": share_gpu,
-        "model": f"{model}, {layers or of} of its {of} layers, bf16, dummy weights",
+        "model": f"{model}, {layers or of} of its {of} layers, bf16, {weights} weights",
         "server arguments": changes,
         **more,
         "versions": {name: version(name) for name in ("sglang", "torch")},
@@ -83,3 +90,16 @@ def write_model(folder: str, model: str = MODEL, layers: int | None = None) -> s
         config["num_hidden_layers"] = layers
     (Path(folder) / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return folder
+
+
+def write_weights(folder: str) -> None:
+    """Random weights beside the config.json in `folder`, drawn on the GPU, 2 bytes a parameter. All engines then load
+    the same. Dummy ones differ by layout, and so then do the experts that tokens choose: SGLang draws each parameter of
+    each rank with one seed, whatever part of it the rank holds."""
+    config = Qwen3MoeConfig.from_json_file(Path(folder, "config.json"))
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        model = Qwen3MoeForCausalLM._from_config(config, dtype=torch.bfloat16)
+    model.save_pretrained(folder)
+    del model
+    torch.cuda.empty_cache()  # for the engines
