@@ -1,6 +1,7 @@
 """Times decode steps of both layouts on a running engine."""
 
 import asyncio
+import itertools
 import logging
 import random
 import time
@@ -10,7 +11,7 @@ from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 from moebius_engine.calibration.context import Longer
-from moebius_engine.calibration.curve import Point, crossing, point
+from moebius_engine.calibration.curve import Point, likely, point
 from moebius_engine.layout import Layout
 from moebius_engine.telemetry import SwitchRecord
 
@@ -18,8 +19,10 @@ log = logging.getLogger(__name__)
 
 STEPS = 24  # decode steps timed for each layout and number of requests
 TOKENS = 10 * STEPS  # of a response, which is ended before it has them
-_FIRST = 0.75  # of the time, for numbers of requests: what is left is for longer contexts and finer numbers
-FINER = (1.25, 1.5, 1.75)  # between two numbers, one twice the other, between which the layouts cross
+_FIRST = 0.9  # of the time, for numbers of requests: finer ones in a range that is not covered say little
+ROUNDS = 4  # of finer numbers: up to two until none lie further apart than a factor of two, two to within 1.25
+_TWO = 5  # times what a number takes: two more ones, in both layouts, and the switch back
+_CLOSE = 1.25  # numbers of requests are close together if one is no more than so many times the other
 _FULL = 0.9  # share of a rank's KV rows that is used at most
 _POLL_S = 0.05  # each look at the engine costs it an exchange
 
@@ -34,7 +37,7 @@ class Measured(NamedTuple):
 
 async def measure(engine: Any, context: int, budget_s: float) -> Measured:
     """Both layouts at P, 4P, 16P, ... requests of `context` tokens each, at fewer of more tokens, and finer where they
-    cross.
+    may cross.
 
     engine: an idle SwitchingEngine that no policy switches; it is left in EP, idle. budget_s: what this may take;
     larger numbers of requests that would take longer stay unmeasured, and a warning says so.
@@ -56,9 +59,9 @@ async def measure(engine: Any, context: int, budget_s: float) -> Measured:
         size, tokens = batch
         more = await sweep(engine, [size], tokens, until=deadline)
         longer, switches = Longer(context=tokens, points=tuple(more.points)), [*switches, more.switch]
-    for _ in range(2):  # to within a factor of two, then of 1.25
+    for _ in range(ROUNDS):
         sizes = finer(points, engine.ranks)
-        if not sizes or time.monotonic() > deadline:
+        if not sizes or time.monotonic() + _TWO * min(first.spent) > deadline:
             break
         more = await sweep(engine, sizes, context, until=deadline)
         points, switches = points + more.points, [*switches, more.switch]
@@ -77,16 +80,21 @@ def longer_batch(most: int, ranks: int, context: int, limit: int) -> tuple[int, 
 
 
 def finer(points: Sequence[Point], ranks: int) -> list[int]:
-    """Numbers of requests, multiples of P, between the two measured ones between which the layouts cross; none where
-    they do not."""
-    found = crossing(points).requests
+    """Numbers of requests, multiples of P, to be measured next; none once those between which the layouts cross are
+    close together.
+
+    One between any two between which the layouts may cross (curve.likely), those first that lie further apart than a
+    factor of two, or three if there are but two such numbers. Not only around the crossing: single numbers are a few
+    percent off, so where both layouts are about as fast all of them together tell, and none of them alone.
+    """
+    least, most = likely(points)
     measured = sorted({p.requests for p in points})
-    if found is None or found >= measured[-1]:
-        return []
-    low, high = max(n for n in measured if n <= found), min(n for n in measured if n > found)
-    parts = (2,) if high > 2 * low else FINER
-    between = {round(low * part / ranks) * ranks for part in parts}
-    return sorted(n for n in between if low < n < high)
+    gaps = [(low, high) for low, high in itertools.pairwise(measured) if low < most and high > max(least, _CLOSE * low)]
+    between = [2.0 * low for low, high in gaps if high > 2 * low]
+    if not between:
+        parts = 4 if len(gaps) == 1 else 2
+        between = [low + part * (high - low) / parts for low, high in gaps for part in range(1, parts)]
+    return sorted({round(size / ranks) * ranks for size in between} - set(measured))
 
 
 async def _sizes(engine: Any, context: int) -> list[int]:
@@ -201,23 +209,26 @@ async def until_all_decode(engine: Any, requests: int, batch: asyncio.Future[lis
 
 
 async def _time(engine: Any, layout: Layout, size: int) -> Point:
-    """The next steps of `size` requests that decode."""
+    """The next steps of `size` requests that decode. Raises TimeoutError if too few are seen."""
     await engine.async_step_times()
-    first = (await engine.async_health())["ranks"][0]["forward_ct"]
+    steps: list[float] = []
 
     async def enough() -> bool:
-        return (await engine.async_health())["ranks"][0]["forward_ct"] >= first + STEPS
+        for where, count, seen in await engine.async_step_times():
+            if (where, count) == (layout, size):
+                steps.extend(seen)
+        return len(steps) >= STEPS
 
-    await _until(engine, enough, f"{size} requests decode for {STEPS} steps")
-    steps = [
-        s for where, count, steps in await engine.async_step_times() if (where, count) == (layout, size) for s in steps
-    ]
+    # The step that a look falls into is not counted. Pauses grow, or with steps longer than one none ever would be.
+    await _until(engine, enough, f"{size} requests decode for {STEPS} steps in {layout}", growth=1.5)
     return point(layout.value, size, steps)
 
 
-async def _until(engine: Any, done: Callable[[], Awaitable[bool]], what: str) -> None:
-    deadline = time.monotonic() + engine.config.timeout_s
+async def _until(engine: Any, done: Callable[[], Awaitable[bool]], what: str, growth: float = 1.0) -> None:
+    """growth: of the pauses between looks, each of so many times the one before."""
+    deadline, pause = time.monotonic() + engine.config.timeout_s, _POLL_S
     while not await done():
         if time.monotonic() > deadline:
             raise TimeoutError(f"{what}: not so after {engine.config.timeout_s} s")
-        await asyncio.sleep(_POLL_S)
+        await asyncio.sleep(pause)
+        pause *= growth
