@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from gpu_engine import MODEL, server_args, setting, tokens_per_rank, write_model
+from gpu_engine import MODEL, Weights, server_args, setting, tokens_per_rank, write_model, write_weights
 
 from moebius_engine.calibration.curve import crossing
 from moebius_engine.calibration.measure import TOKENS, sweep
@@ -32,20 +32,35 @@ def main(
     context: Annotated[int, typer.Option(min=1, help="tokens that a request holds")] = 256,
     repeats: Annotated[int, typer.Option(min=1, help="calibrations")] = 3,
     share_gpu: Annotated[bool, typer.Option("--share-gpu", help="all ranks on GPU 0")] = False,
+    random_weights: Annotated[
+        bool, typer.Option("--random-weights", help="written and loaded, 2 bytes a parameter; else dummy ones")
+    ] = False,
     changes: Annotated[list[str], typer.Option("--set", help="argument=value of SGLang's server")] = [],  # noqa: B006
 ) -> None:
     sizes = sorted(size)
-    report: dict[str, Any] = {"setting": setting(ranks, model, layers, share_gpu, changes, context=context)}
+    weights: Weights = "random" if random_weights else "dummy"
+    report: dict[str, Any] = {"setting": setting(ranks, model, layers, share_gpu, changes, weights, context=context)}
     with tempfile.TemporaryDirectory() as folder:
+        write_model(folder, model, layers)
+        if random_weights:
+            write_weights(folder)
+            changes = ["load_format=auto", *changes]
         engine = SwitchingEngine(
-            write_model(folder, model, layers),
+            folder,
             ranks=ranks,
             switch=SwitchConfig(policy="ep", share_gpu=share_gpu, timeout_s=60),
             **server_args(sizes, ranks, tokens_per_rank(sizes[-1], context + TOKENS + 1, ranks), share_gpu, changes),
         )
         try:
             found = [engine.calibrate(context) for _ in range(repeats)]
-            report["calibrations"] = [{"seconds": c.seconds, "crossing": c.crossing.model_dump()} for c in found]
+            report["calibrations"] = [
+                {
+                    "seconds": c.seconds,
+                    "crossing": c.crossing.model_dump(),
+                    "requests": sorted({p.requests for p in c.points}),
+                }
+                for c in found
+            ]
             report["calibration_points"] = [p.model_dump() for p in found[0].points]
             report["calibration_longer"] = found[0].longer and found[0].longer.model_dump()
             _write(out, report)

@@ -14,6 +14,7 @@ from moebius_engine.memory.presets import PRESETS
 from rollout.server_argument import server_argument
 
 MODEL = "Qwen3-30B-A3B"
+Weights = Literal["dummy", "random"]
 SPREAD = 0.85  # of its KV rows that a rank is asked to hold at most: ranks never have equally many tokens
 
 
@@ -23,7 +24,7 @@ def setting(
     layers: int | None,
     share_gpu: bool,
     changes: list[str],
-    weights: Literal["dummy", "random"] = "dummy",
+    weights: Weights = "dummy",
     **more: Any,
 ) -> dict[str, Any]:
     """What a benchmark's numbers hold for. changes: of --set. more: what else the benchmark has set."""
