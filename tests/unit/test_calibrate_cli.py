@@ -71,3 +71,9 @@ def test_without_a_crossing_the_picture_has_none(tmp_path):
 def test_a_bad_argument_is_named():
     result = run("--model", "m", "--set", "max_running_requests")
     assert (result.exit_code, result.stderr) == (2, "Error: --set 'max_running_requests': give argument=value\n")
+
+
+@pytest.mark.parametrize("option", ["--context", "--budget-s"])
+def test_a_number_that_is_too_small_starts_no_engine(option):
+    result = run("--model", "m", option, "0")
+    assert result.exit_code == 2 and f"Invalid value for '{option}'" in result.stderr and "equal to 1" in result.stderr
