@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
 from moebius_engine.memory.presets import PRESETS
 from rollout.server_argument import server_argument
@@ -100,7 +100,7 @@ def write_weights(folder: str) -> None:
     config = Qwen3MoeConfig.from_json_file(Path(folder, "config.json"))
     torch.manual_seed(0)
     with torch.device("cuda"):
-        model = Qwen3MoeForCausalLM._from_config(config, dtype=torch.bfloat16)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.save_pretrained(folder)
     del model
     torch.cuda.empty_cache()  # for the engines
