@@ -47,6 +47,7 @@ async def measure(engine: Any, context: int, budget_s: float) -> Measured:
     began = time.monotonic()
     deadline = began + budget_s
     sizes = await _sizes(engine, context)
+    await _warm_up(engine, sizes[-1], context)
     first = await sweep(engine, sizes, context, until=began + _FIRST * budget_s)
     points = first.points
     if (reached := max(p.requests for p in points)) < sizes[-1]:
@@ -129,6 +130,24 @@ def sizes_that_fit(ranks: int, running: int, tokens: int, context: int) -> list[
     return sizes
 
 
+async def _warm_up(engine: Any, most: int, context: int) -> None:
+    """In both layouts, a batch of at most `most` requests that fills a chunk of each rank: kernels that compile when
+    they are first used would count as what a number of requests takes, and larger ones be left out for it."""
+    chunk = engine.server_args.chunked_prefill_size
+    requests = min(most, -(-chunk // context) * engine.ranks) if chunk > 0 else most
+    for layout in (Layout.EP, Layout.TP):
+        await engine.async_switch(layout)
+        async with _decoding(engine, _prompts(engine, requests, context)):
+            pass
+    await engine.async_switch(Layout.EP)
+
+
+def _prompts(engine: Any, requests: int, context: int) -> list[list[int]]:
+    """The same for each context, the first ones of more."""
+    draw = random.Random(context)
+    return [[draw.randrange(10, engine.shape.vocab_size) for _ in range(context)] for _ in range(requests)]
+
+
 class Sweep(NamedTuple):
     """spent: seconds of each number of requests in EP, its prompts' prefill included. switch: the one to TP."""
 
@@ -143,8 +162,7 @@ async def sweep(engine: Any, sizes: Sequence[int], context: int, until: float) -
     until: monotonic seconds by which all should have ended: a larger size is begun only if it will (time_for), but two
     in any case. Else as measure.
     """
-    draw = random.Random(context)
-    prompts = [[draw.randrange(10, engine.shape.vocab_size) for _ in range(context)] for _ in range(sizes[-1])]
+    prompts = _prompts(engine, sizes[-1], context)
     points, spent, record = [], [], None
     for size, larger in zip(sizes, [*sizes[1:], None], strict=True):
         began = time.monotonic()

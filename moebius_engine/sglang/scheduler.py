@@ -108,7 +108,9 @@ class SwitchingScheduler(ControlMessages):
 
     def _decoding(self) -> int:
         """Requests of all ranks if all of them decode, as far as the last exchange and rank 0's last batch say."""
-        if self.last_batch is None or not self.last_batch.forward_mode.is_decode():
+        batch = self.last_batch
+        # Idle: rank 0 has none of them itself, and takes part in the step.
+        if batch is None or not (batch.forward_mode.is_decode() or batch.forward_mode.is_idle()):
             return 0
         inflight = self.inbox.inflight()
         return inflight if inflight == self.inbox.running() else 0

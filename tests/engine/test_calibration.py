@@ -1,5 +1,7 @@
 """Calibration on a real engine: both layouts are timed with the numbers of requests that they say."""
 
+import asyncio
+
 import pytest
 
 from moebius_engine.calibration.curve import crossing
@@ -26,6 +28,23 @@ def test_both_layouts_are_timed_and_the_engine_is_as_before(engine):
     assert engine.config == config
     health = engine.health()
     assert (health["layout"], health["inflight"]) == ("ep", 0)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_steps_count_wherever_the_requests_are(engine, rank):
+    """Seen on a CPU: both of two requests came to rank 1, no step was counted, and calibration ended with an error."""
+    sampling = {"temperature": 0.0, "ignore_eos": True, "max_new_tokens": 40}
+
+    async def steps() -> list[tuple[str, int, int]]:
+        await engine.async_step_times()
+        batch = [
+            engine.async_generate_now(input_ids=[7, n], sampling_params=sampling, routed_dp_rank=rank) for n in (8, 9)
+        ]
+        await asyncio.gather(*batch)
+        return [(layout, requests, len(seen)) for layout, requests, seen in await engine.async_step_times()]
+
+    counted = engine.loop.run_until_complete(steps())
+    assert sum(seen for layout, requests, seen in counted if (layout, requests) == ("ep", 2)) > 20
 
 
 def test_what_does_not_fit_is_refused(engine):
