@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(300)
 
 def test_both_layouts_are_timed_and_the_engine_is_as_before(engine):
     config = engine.config
-    found = engine.calibrate(context=32, budget_s=20)
+    found = engine.calibrate(context=32, budget_s=40)
     sizes = {layout: sorted(p.requests for p in found.points if p.layout == layout) for layout in ("ep", "tp")}
     assert sizes["ep"] == sizes["tp"]
     assert sizes["ep"][0] == 2 and {8, 16} <= set(sizes["ep"])
