@@ -62,8 +62,7 @@ def crossing(points: Sequence[Point]) -> Crossing:
     winner: LayoutName | None = None
     if not 0 < found < math.inf:
         winner = "tp" if found else "ep"
-    ends = likely(points)
-    at, least, most = (n if 0 < n < math.inf else None for n in (found, *ends))
+    at, least, most = (n if 0 < n < math.inf else None for n in (found, *_interval(curve)))
     return Crossing(requests=at, least=least, most=most, winner=winner)
 
 
@@ -73,12 +72,7 @@ def likely(points: Sequence[Point]) -> tuple[float, float]:
     It holds so many of the crossings that are found if the falling curve's ratios are drawn anew, each with its error.
     Raises as crossing.
     """
-    curve, draw = _falling(points), np.random.default_rng(0)
-    drawn = curve.values + curve.errors * draw.standard_normal((_DRAWS, len(curve.values)))
-    found = sorted(_falls_through_zero(curve.logs, _isotonic(ratios, curve.errors)) for ratios in drawn)
-    outside = round((1 - _SHARE) / 2 * _DRAWS)
-    at = _falls_through_zero(curve.logs, curve.values)
-    return min(found[outside], at), max(found[-1 - outside], at)
+    return _interval(_falling(points))
 
 
 class _Falling(NamedTuple):
@@ -98,6 +92,15 @@ def _falling(points: Sequence[Point]) -> _Falling:
     ratios = np.array([math.log(ep.step_s / tp.step_s) for ep, tp in pairs])
     errors = np.array([math.hypot(_SCATTER, *(p.error_s / p.step_s for p in pair)) for pair in pairs])
     return _Falling(np.log(sizes), _isotonic(ratios, errors), errors)
+
+
+def _interval(curve: _Falling) -> tuple[float, float]:
+    draw = np.random.default_rng(0)
+    drawn = curve.values + curve.errors * draw.standard_normal((_DRAWS, len(curve.values)))
+    found = sorted(_falls_through_zero(curve.logs, _isotonic(ratios, curve.errors)) for ratios in drawn)
+    outside = round((1 - _SHARE) / 2 * _DRAWS)
+    at = _falls_through_zero(curve.logs, curve.values)
+    return min(found[outside], at), max(found[-1 - outside], at)
 
 
 def _isotonic(ratios: np.ndarray, errors: np.ndarray) -> np.ndarray:
