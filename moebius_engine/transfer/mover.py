@@ -42,10 +42,12 @@ class Mover:
         kv = sum(view.numel() for view in arena.kv(Layout.EP, 0)) // self._shape.kv_heads
         most = max(experts, kv * max(self._shape.kv_heads, arena.ranks))
         self._transfer.reserve(experts, most, w13_EIH.dtype, w13_EIH.device)
-        # The experts' blocks never change, so what a transfer derives from them is kept.
+        # The arena's views and the experts' blocks never change, so both and what a transfer derives are kept.
+        self._expert_moves = {target: self._layer_moves(target, EXPERTS) for target in Layout}
+        self._kv_moves = {target: self._layer_moves(target, KV) for target in Layout}
         self._experts = {target: expert_blocks(self._shape, arena.ranks, target) for target in Layout}
         for target, blocks in self._experts.items():
-            self._transfer.prepare(blocks, self._layer_moves(target, EXPERTS))
+            self._transfer.prepare(blocks, self._expert_moves[target])
         self._checks = Checks(cpu_group, 1 if config.check_bytes else EVERY)
         self.journal = Journal()
         self._on_gpu = w13_EIH.is_cuda
@@ -55,28 +57,28 @@ class Mover:
     def move_experts(self, target: Layout) -> int:
         """Begin to reshard every layer's experts into `target`. Returns: bytes that all ranks send, own shares
         included. Raises Corrupted on all ranks if a layer that was compared has not arrived as it was sent."""
-        return self._move("weights", self._experts[target], self._layer_moves(target, EXPERTS))
+        return self._move("weights", self._experts[target], self._expert_moves[target])
 
     def prepare_kv(self, blocks: Sequence[Block], target: Layout) -> None:
         """Build what move_kv with these very blocks needs. No other rank is asked."""
         if blocks:
-            self._transfer.prepare(blocks, self._layer_moves(target, KV), keep=False)
+            self._transfer.prepare(blocks, self._kv_moves[target], keep=False)
 
     def move_kv(self, blocks: Sequence[Block], target: Layout) -> int:
         """Begin to move the KV that `blocks` list (plan.kv_blocks) into `target`, after what was begun before. Returns
         and raises as move_experts."""
         if self._marks:
             self._marks.append(("metadata", self._mark()))
-        return self._move("kv", blocks, self._layer_moves(target, KV)) if blocks else 0
+        return self._move("kv", blocks, self._kv_moves[target]) if blocks else 0
 
     def return_kv(self, blocks: Sequence[Block], source: Layout) -> None:
         """Bring back the layers of KV that the journal holds. blocks: all rows that live requests have in `source`."""
-        if moves := self.journal.undo("kv", self._layer_moves(source, KV)):
+        if moves := self.journal.undo("kv", self._kv_moves[source]):
             self._move("kv", blocks, moves)
 
     def return_experts(self, source: Layout) -> None:
         """Bring back the layers of experts that the journal holds."""
-        if moves := self.journal.undo("weights", self._layer_moves(source, EXPERTS)):
+        if moves := self.journal.undo("weights", self._expert_moves[source]):
             self._move("weights", self._experts[source], moves)
 
     def finish(self) -> dict[str, float]:
