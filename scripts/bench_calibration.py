@@ -15,7 +15,8 @@ import typer
 from gpu_engine import MODEL, Weights, server_args, setting, tokens_per_rank, write_model, write_weights
 
 from moebius_engine.calibration.curve import crossing
-from moebius_engine.calibration.measure import TOKENS, sweep
+from moebius_engine.calibration.measure import sweep
+from moebius_engine.calibration.sizes import TOKENS
 from moebius_engine.config import SwitchConfig
 from moebius_engine.engine import SwitchingEngine
 from rollout.calibrate_cli import save_curves

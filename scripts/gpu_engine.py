@@ -47,7 +47,7 @@ def server_args(
     """SGLang's arguments, with graphs for `batches`, numbers of requests of all ranks, in both layouts. tokens: that a
     rank may hold in EP. changes: of --set, argument=value each.
 
-    Each rank may run one request more than it gets (calibration.measure.sizes_that_fit says why). SGLang's own
+    Each rank may run one request more than it gets (calibration.sizes.sizes_that_fit says why). SGLang's own
     all-reduce is left on where each rank has a GPU; it refuses ranks that share one.
     """
     batches = list(batches)

@@ -1,7 +1,6 @@
 """Times decode steps of both layouts on a running engine."""
 
 import asyncio
-import itertools
 import logging
 import random
 import time
@@ -11,19 +10,14 @@ from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 from moebius_engine.calibration.context import Longer
-from moebius_engine.calibration.curve import Point, likely, point
+from moebius_engine.calibration.curve import Point, point
+from moebius_engine.calibration.sizes import ROUNDS, STEPS, TOKENS, Cost, finer, longer_batch, sizes_that_fit, time_for
 from moebius_engine.layout import Layout
 from moebius_engine.telemetry import SwitchRecord
 
 log = logging.getLogger(__name__)
 
-STEPS = 24  # decode steps timed for each layout and number of requests
-TOKENS = 10 * STEPS  # of a response, which is ended before it has them
 _FIRST = 0.9  # of the time, for numbers of requests: finer ones in a range that is not covered say little
-ROUNDS = 4  # of finer numbers: up to two until none lie further apart than a factor of two, two to within 1.25
-_TWO = 5  # times what a number takes: two more ones, in both layouts, and the switch back
-_CLOSE = 1.25  # numbers of requests are close together if one is no more than so many times the other
-_FULL = 0.9  # share of a rank's KV rows that is used at most
 _POLL_S = 0.05  # each look at the engine costs it an exchange
 
 
@@ -60,42 +54,13 @@ async def measure(engine: Any, context: int, budget_s: float) -> Measured:
         size, tokens = batch
         more = await sweep(engine, [size], tokens, until=deadline)
         longer, switches = Longer(context=tokens, points=tuple(more.points)), [*switches, more.switch]
+    cost = Cost.of(first.spent, first.seconds, reached)
     for _ in range(ROUNDS):
-        sizes = finer(points, engine.ranks)
-        if not sizes or time.monotonic() + _TWO * min(first.spent) > deadline:
+        if not (sizes := cost.affordable(finer(points, engine.ranks), points, deadline - time.monotonic())):
             break
         more = await sweep(engine, sizes, context, until=deadline)
         points, switches = points + more.points, [*switches, more.switch]
     return Measured(points, longer, switches)
-
-
-def longer_batch(most: int, ranks: int, context: int, limit: int) -> tuple[int, int] | None:
-    """Requests, and tokens of each, of a batch that holds no more tokens than `most` requests of `context` tokens, but
-    in fewer requests: an eighth of them if it can be, else a fourth or a half. None if a rank would have no request, or
-    one more than `limit` tokens."""
-    for part in (8, 4, 2):
-        requests, tokens = most // part // ranks * ranks, part * context
-        if requests and tokens + TOKENS <= limit:
-            return requests, tokens
-    return None
-
-
-def finer(points: Sequence[Point], ranks: int) -> list[int]:
-    """Numbers of requests, multiples of P, to be measured next; none once those between which the layouts cross are
-    close together.
-
-    One between any two between which the layouts may cross (curve.likely), those first that lie further apart than a
-    factor of two, or three if there are but two such numbers. Not only around the crossing: single numbers are a few
-    percent off, so where both layouts are about as fast all of them together tell, and none of them alone.
-    """
-    least, most = likely(points)
-    measured = sorted({p.requests for p in points})
-    gaps = [(low, high) for low, high in itertools.pairwise(measured) if low < most and high > max(least, _CLOSE * low)]
-    between = [2.0 * low for low, high in gaps if high > 2 * low]
-    if not between:
-        parts = 4 if len(gaps) == 1 else 2
-        between = [low + part * (high - low) / parts for low, high in gaps for part in range(1, parts)]
-    return sorted({round(size / ranks) * ranks for size in between} - set(measured))
 
 
 async def _sizes(engine: Any, context: int) -> list[int]:
@@ -106,28 +71,6 @@ async def _sizes(engine: Any, context: int) -> list[int]:
     await engine.async_switch(Layout.EP)
     rank = (await engine.async_health())["ranks"][0]
     return sizes_that_fit(engine.ranks, rank["max_running_requests"], rank["max_total_tokens"], context)
-
-
-def sizes_that_fit(ranks: int, running: int, tokens: int, context: int) -> list[int]:
-    """P, 4P, 16P, ... as far as EP's ranks decode so many requests of this length together, and twice the last one if
-    that many fit.
-
-    running, tokens: requests and KV tokens of one rank. One request less than `running`: the last one that a rank may
-    run waits until another ends if its prompt begins in a chunk that others fill (SGLang's get_new_batch_prefill).
-    Raises ValueError if fewer than two numbers fit.
-    """
-    most = min(running - 1, int(tokens * _FULL) // (context + TOKENS))
-    sizes = [ranks]
-    while sizes[-1] * 4 <= most * ranks:
-        sizes.append(sizes[-1] * 4)
-    if sizes[-1] * 2 <= most * ranks:
-        sizes.append(sizes[-1] * 2)
-    if len(sizes) < 2:
-        raise ValueError(
-            f"context={context}: a rank holds {tokens} KV tokens and may run {running} requests, too few for 2 "
-            "and one to spare; give a smaller context or a larger max_running_requests"
-        )
-    return sizes
 
 
 async def _warm_up(engine: Any, most: int, context: int) -> None:
@@ -149,11 +92,13 @@ def _prompts(engine: Any, requests: int, context: int) -> list[list[int]]:
 
 
 class Sweep(NamedTuple):
-    """spent: seconds of each number of requests in EP, its prompts' prefill included. switch: the one to TP."""
+    """switch: the one to TP. spent: seconds of each number of requests in EP, its prompts' prefill included. seconds:
+    of all."""
 
     points: list[Point]
     switch: SwitchRecord
     spent: list[float]
+    seconds: float
 
 
 async def sweep(engine: Any, sizes: Sequence[int], context: int, until: float) -> Sweep:
@@ -162,7 +107,7 @@ async def sweep(engine: Any, sizes: Sequence[int], context: int, until: float) -
     until: monotonic seconds by which all should have ended: a larger size is begun only if it will (time_for), but two
     in any case. Else as measure.
     """
-    prompts = _prompts(engine, sizes[-1], context)
+    started, prompts = time.monotonic(), _prompts(engine, sizes[-1], context)
     points, spent, record = [], [], None
     for size, larger in zip(sizes, [*sizes[1:], None], strict=True):
         began = time.monotonic()
@@ -183,17 +128,7 @@ async def sweep(engine: Any, sizes: Sequence[int], context: int, until: float) -
         async with _decoding(engine, prompts[:size]):
             points.append(await _time(engine, Layout.TP, size))
     await engine.async_switch(Layout.EP)
-    return Sweep(points, record, spent)
-
-
-def time_for(spent: Sequence[float], growth: float) -> float:
-    """Seconds that `growth` times as many requests as at last will take in EP, and TP at all numbers then.
-
-    spent: of each number so far. What any number takes is the least of them. Beyond that it goes with the requests,
-    since prompts are prefilled once; in TP they are cached.
-    """
-    fixed = min(spent)
-    return fixed + (spent[-1] - fixed) * growth + fixed * (len(spent) + 1)
+    return Sweep(points, record, spent, time.monotonic() - started)
 
 
 @asynccontextmanager

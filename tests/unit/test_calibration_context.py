@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from moebius_engine.calibration.context import Longer, at_longer, curve, per_token, step_at
 from moebius_engine.calibration.curve import Point, crossing
-from moebius_engine.calibration.measure import TOKENS, longer_batch
+from moebius_engine.calibration.sizes import TOKENS, longer_batch
 from moebius_engine.calibration.times import MeasuredTimes
 from moebius_engine.costmodel.costs import CostModel
 from moebius_engine.costmodel.hardware import Cluster

@@ -1,6 +1,7 @@
 """How many requests a calibration measures with, and for how long."""
 
 import itertools
+import math
 import time
 from types import SimpleNamespace
 
@@ -10,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebius_engine.calibration.curve import Point, crossing
-from moebius_engine.calibration.measure import ROUNDS, STEPS, TOKENS, _time, finer, sizes_that_fit, time_for
+from moebius_engine.calibration.measure import _time
+from moebius_engine.calibration.sizes import ROUNDS, STEPS, TOKENS, Cost, finer, sizes_that_fit, time_for
 from moebius_engine.layout import Layout
 from tests.unit.test_calibration_curve import points
 
@@ -73,6 +75,26 @@ def test_all_that_may_run_are_reached_within_the_budget():
     """Seen on an H200 with 512 requests: half of the budget was for EP, and twice the last time was taken for the next
     one's, so 128 were the last; TP was faster up to there, EP from 430 on."""
     assert 5.0 + time_for([0.9, 0.9, 1.2, 2.0], 4) <= 20
+
+
+@given(
+    st.floats(0.1, 3),
+    st.floats(1e-4, 0.1),
+    st.lists(st.integers(1, 255).map(lambda n: 2 * n), min_size=1, unique=True),
+    st.floats(0, 40),
+)
+def test_finer_numbers_end_in_time_those_around_the_crossing_first(fixed, each, wanted, left):
+    first = [2, 8, 32, 128, 512]
+    spent = [fixed + each * (size - before) for size, before in zip(first, [0, *first], strict=False)]
+    cost = Cost.of(spent, sum(spent) + fixed * len(spent), 512)
+    taken = cost.affordable(sorted(wanted), points(100.0, sizes=first), left)
+    assert set(taken) <= set(wanted) and taken == sorted(taken)
+    if taken:
+        assert 2 * fixed * len(taken) + each * taken[-1] <= left
+    missing = sorted(set(wanted) - set(taken), key=lambda size: abs(math.log(size / 100)))
+    if missing:  # the nearest of them would have taken too long beside those that lie nearer
+        nearer = [size for size in taken if abs(math.log(size / 100)) <= abs(math.log(missing[0] / 100))]
+        assert cost.seconds([*nearer, missing[0]]) > left
 
 
 UNEVEN = {2: 1.364, 8: 1.076, 16: 1.073, 24: 1.034, 28: 0.965, 32: 0.956, 48: 1.033, 64: 1.009, 96: 1.021, 128: 1.012}
