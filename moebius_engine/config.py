@@ -23,9 +23,9 @@ class SwitchConfig:
     static_layout: with "off", the layout that the stock engine runs.
     threshold: Tℎ, requests in flight above which EP is faster. Without one it is the calibration's, and without that
         the paper's 256, for Qwen3-235B on 8×H200.
-    calibrate: where a threshold that is not given comes from. "auto": measured at start (20 s or less on a GPU) and
-        kept in a file for the next; "file": from that file, which must be there; "off": the paper's. Where one layout
-        is faster at all numbers measured, the engine stays in it.
+    calibrate: where a threshold that is not given comes from. "auto": measured at start (20 s or less on a GPU once
+        kernels are compiled) and kept in a file for the next; "file": from that file, which must be there; "off": the
+        paper's. Where one layout is faster at all numbers measured, the engine stays in it.
     low_threshold: Tℓ, below which TP is faster. rollout: always Tℎ; interactive: 0.8 Tℎ unless given.
     window: W, the counts whose mean is compared with Tℓ. rollout 1, interactive 8 unless given.
     cooldown_s: C, seconds after a switch without another. rollout 0, interactive 5 unless given.

@@ -22,7 +22,7 @@ def calibrate_command(
     model: Annotated[str | None, typer.Option(help="A checkpoint; a small random model if left out.")] = None,
     ranks: Annotated[int, typer.Option(help="P: processes that share the model.")] = 2,
     context: Annotated[int, typer.Option(min=1, help="Tokens that each request holds.")] = 1024,
-    budget_s: Annotated[float, typer.Option(min=1, help="Seconds that all of it may take.")] = 20.0,
+    budget_s: Annotated[float, typer.Option(min=1, help="Seconds for measuring, once kernels are compiled.")] = 20.0,
     share_gpu: Annotated[bool, typer.Option("--share-gpu", help="All ranks on GPU 0; needs MPS.")] = False,
     changes: Annotated[list[str] | None, typer.Option("--set", help="argument=value of SGLang's server.")] = None,
     folder: Annotated[Path | None, typer.Option(help="Where the file goes; the engine looks in its cache.")] = None,

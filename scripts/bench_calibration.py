@@ -56,6 +56,7 @@ def main(
             found = [engine.calibrate(context) for _ in range(repeats)]
             report["calibrations"] = [
                 {
+                    "warm_up_s": c.warm_up_s,
                     "seconds": c.seconds,
                     "crossing": c.crossing.model_dump(),
                     "requests": sorted({p.requests for p in c.points}),

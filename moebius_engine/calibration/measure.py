@@ -22,26 +22,31 @@ _POLL_S = 0.05  # each look at the engine costs it an exchange
 
 
 class Measured(NamedTuple):
-    """points: at the asked context. longer: at a longer one, if there was room and time. switches: made meanwhile."""
+    """points: at the asked context. longer: at a longer one, if there was room and time. switches: made meanwhile.
+    warm_up_s: of the batches before, in which kernels compile. seconds: of all that came after them."""
 
     points: list[Point]
     longer: Longer | None
     switches: list[SwitchRecord]
+    warm_up_s: float
+    seconds: float
 
 
 async def measure(engine: Any, context: int, budget_s: float) -> Measured:
     """Both layouts at P, 4P, 16P, ... requests of `context` tokens each, at fewer of more tokens, and finer where they
     may cross.
 
-    engine: an idle SwitchingEngine that no policy switches; it is left in EP, idle. budget_s: what this may take;
-    larger numbers of requests that would take longer stay unmeasured, and a warning says so.
+    engine: an idle SwitchingEngine that no policy switches; it is left in EP, idle. budget_s: what measuring may take;
+    larger numbers of requests that would take longer stay unmeasured, and a warning says so. Batches come before it, in
+    which kernels compile that the first requests would else compile: on a fresh machine this may take a minute.
 
     Raises ValueError if fewer than two numbers of requests fit, TimeoutError as the engine does.
     """
+    warming = time.monotonic()
+    sizes = await _sizes(engine, context)
+    await _warm_up(engine, sizes, context)
     began = time.monotonic()
     deadline = began + budget_s
-    sizes = await _sizes(engine, context)
-    await _warm_up(engine, sizes[-1], context)
     first = await sweep(engine, sizes, context, until=began + _FIRST * budget_s)
     points = first.points
     if (reached := max(p.requests for p in points)) < sizes[-1]:
@@ -60,7 +65,7 @@ async def measure(engine: Any, context: int, budget_s: float) -> Measured:
             break
         more = await sweep(engine, sizes, context, until=deadline)
         points, switches = points + more.points, [*switches, more.switch]
-    return Measured(points, longer, switches)
+    return Measured(points, longer, switches, began - warming, time.monotonic() - began)
 
 
 async def _sizes(engine: Any, context: int) -> list[int]:
@@ -73,15 +78,18 @@ async def _sizes(engine: Any, context: int) -> list[int]:
     return sizes_that_fit(engine.ranks, rank["max_running_requests"], rank["max_total_tokens"], context)
 
 
-async def _warm_up(engine: Any, most: int, context: int) -> None:
-    """In both layouts, a batch of at most `most` requests that fills a chunk of each rank: kernels that compile when
-    they are first used would count as what a number of requests takes, and larger ones be left out for it."""
+async def _warm_up(engine: Any, sizes: Sequence[int], context: int) -> None:
+    """Batches like those to come, up to one that fills a chunk of each rank: kernels that compile when they are first
+    used would count as what a number of requests takes, and larger ones be left out for it."""
     chunk = engine.server_args.chunked_prefill_size
-    requests = min(most, -(-chunk // context) * engine.ranks) if chunk > 0 else most
-    for layout in (Layout.EP, Layout.TP):
+    most = min(sizes[-1], -(-chunk // context) * engine.ranks) if chunk > 0 else sizes[-1]
+    prompts = _prompts(engine, most, context)
+    # In EP kernels depend on how many tokens are prefilled at once; TP finds the prompts cached.
+    for layout, numbers in ((Layout.EP, [*(size for size in sizes if size < most), most]), (Layout.TP, [most])):
         await engine.async_switch(layout)
-        async with _decoding(engine, _prompts(engine, requests, context)):
-            pass
+        for requests in numbers:
+            async with _decoding(engine, prompts[:requests]):
+                pass
     await engine.async_switch(Layout.EP)
 
 

@@ -4,7 +4,6 @@ import logging
 import math
 import os
 import platform
-import time
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -42,7 +41,7 @@ def setting_of(engine: Any, context: int = CONTEXT) -> Setting:
 async def calibrate(engine: Any, context: int = CONTEXT, budget_s: float = BUDGET_S) -> Calibration:
     """Measure. engine: idle; no policy switches it meanwhile, and afterwards its own holds again. Raises as
     measure.measure."""
-    began, config = time.monotonic(), engine.config
+    config = engine.config
     await engine.async_set_policy(replace(config, policy="ep", low_threshold=None, payoff=False))
     try:
         found = await measure(engine, context, budget_s)
@@ -54,7 +53,8 @@ async def calibrate(engine: Any, context: int = CONTEXT, budget_s: float = BUDGE
         longer=found.longer,
         crossing=crossing(found.points),
         switches=tuple(found.switches),
-        seconds=time.monotonic() - began,
+        warm_up_s=found.warm_up_s,
+        seconds=found.seconds,
     )
 
 
@@ -77,7 +77,8 @@ async def calibrate_at_start(engine: Any, where: Path | None = None) -> None:
         )
     if found is None:
         found = await calibrate(engine)
-        origin = f"measured in {found.seconds:.1f} s, kept in {store.save(found, where)}"
+        took = f"{found.seconds:.1f} s after {found.warm_up_s:.1f} s in which kernels compiled"
+        origin = f"measured in {took}, kept in {store.save(found, where)}"
     await engine.async_set_policy(calibrated(config, found), found)
     log.warning("%s (%s)", in_words(found), origin)
 
