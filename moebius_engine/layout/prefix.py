@@ -18,7 +18,7 @@ class Shared(NamedTuple):
 def shared_prefixes(prefixes: Sequence[np.ndarray | array], page_size: int) -> list[Shared]:
     """Order requests so that each shares as much as possible with the one before it.
 
-    prefixes: int32 tokens of each request that the prefix tree owns, so that others may hold the same rows.
+    prefixes: 4-byte tokens of each request that the prefix tree owns, so that others may hold the same rows.
 
     In lexicographic order the longest common prefix with any earlier entry is the one with the direct predecessor
     (the entries between two that share a prefix share it as well), so one comparison a request is enough.
@@ -39,7 +39,7 @@ def shared_prefixes(prefixes: Sequence[np.ndarray | array], page_size: int) -> l
 
 
 def _common(left: bytes, right: bytes) -> int:
-    """Leading int32 tokens that both have."""
+    """Leading 4-byte tokens that both have."""
     length = min(len(left), len(right)) // 4
     differing = np.frombuffer(left, np.int32, length) != np.frombuffer(right, np.int32, length)
     first = int(differing.argmax()) if length else 0

@@ -58,7 +58,7 @@ def plan_places(held: Sequence[Held], page_size: int) -> list[Place]:
     for groups in namespaces.values():
         members = list(groups.values())
         last: list[int] = []  # place of the last member of each group, in order
-        for shared in shared_prefixes([array("i", cached_prefix(group[0].req)) for group in members], page_size):
+        for shared in shared_prefixes([array("I", cached_prefix(group[0].req)) for group in members], page_size):
             common, sharer = shared.shared, last[shared.sharer] if shared.shared else len(places)
             for req, source, _ in members[shared.request]:
                 place = Place(req, source, req.kv_committed_len, common, sharer if common else len(places), start)

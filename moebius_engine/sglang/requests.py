@@ -93,9 +93,9 @@ def pack(reqs: Sequence[Req]) -> Packed | None:
         fields=columns.pack(states, _NAMES),
         sampling=columns.pack(sampling, names),
         lazy=lazy,
-        prompts=columns.pack_lists("i", [reqs[index].origin_input_ids for index in distinct]),
+        prompts=columns.pack_lists("I", [reqs[index].origin_input_ids for index in distinct]),
         prompt=[places[index] for index in prompt],
-        outputs=columns.pack_lists("i", [req.output_ids for req in reqs]),
+        outputs=columns.pack_lists("I", [req.output_ids for req in reqs]),
         delivered=array("i", delivered),
         logprobs=columns.pack_lists(
             "d", [_from(req.output_token_logprobs_val, sent) for req, sent in zip(reqs, delivered, strict=True)]

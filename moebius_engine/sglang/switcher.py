@@ -1,10 +1,8 @@
 """One rank's steps of a switch: the protocol of switch/coordinator.py on SGLang's scheduler."""
 
-import gc
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -31,6 +29,7 @@ from moebius_engine.sglang.roster import Roster, read_roster, retract, write_ros
 from moebius_engine.sglang.settle import settle
 from moebius_engine.switch.coordinator import run_switch
 from moebius_engine.switch.faults import FaultySteps
+from moebius_engine.switch.garbage import no_garbage_collection
 from moebius_engine.switch.room import Held, no_room
 from moebius_engine.telemetry import SwitchReason, SwitchRecord
 
@@ -56,18 +55,6 @@ class Plan:
 
     def own_places(self, rank: int) -> list[Place]:
         return self.places[0 if self.target == Layout.TP else rank]
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Thousands of requests are rebuilt at once: without this, collections over the whole heap run in mid-switch."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 class Switcher:
@@ -102,7 +89,7 @@ class Switcher:
         s, source, began, started = self._s, self._s.layout, time.perf_counter(), self._s.trace.elapsed_s()
         self._plan = Plan(target)
         self._mover.journal.clear()  # also of the moves that the start has made
-        with _no_garbage_collection(), self._until_the_end:
+        with no_garbage_collection(), self._until_the_end:
             outcome = run_switch(self.faults or self, self._agree, target, with_weights=with_weights)
         total = 1e3 * (time.perf_counter() - began)
         decide, metadata, kv, weights = (outcome.ms.get(name, 0.0) for name in ("decide", "metadata", "kv", "weights"))

@@ -40,7 +40,12 @@ def test_a_missing_attribute_is_an_error():
 
 @given(st.lists(st.one_of(st.none(), st.lists(st.integers(0, 2**31 - 1), max_size=4)), max_size=6))
 def test_lists_of_tokens_come_back(lists):
-    assert columns.unpack_lists(columns.pack_lists("i", lists)) == lists
+    assert columns.unpack_lists(columns.pack_lists("I", lists)) == lists
+
+
+def test_a_negative_token_is_an_error():
+    with pytest.raises(OverflowError):
+        columns.pack_lists("I", [[1, -1]])
 
 
 @given(st.lists(st.one_of(st.none(), st.lists(st.floats(allow_nan=False), max_size=4)), max_size=6))
