@@ -28,7 +28,7 @@ def footprint(scheduler) -> dict[str, int]:
             f"CUDA graphs.{layout}": round(state.runner.graph_mem_usage * 2**30),  # SGLang's, in GiB
         }
     found["switch scratch.tp"] = scheduler.switcher.scratch.nbytes
-    scratch = list(_tensors(worker.mover))
+    scratch = list(_tensors(worker.mover.transfer))
     found["transfer scratch.tp"] = _nbytes(tensor for tensor in scratch if not tensor.is_pinned())
     if worker.arena.memory is not None:
         found["transfer tables (host).tp"] = _nbytes(tensor for tensor in scratch if tensor.is_pinned())
@@ -86,7 +86,7 @@ def _expert_location(state) -> list[torch.Tensor]:
 
 
 def _tensors(thing: Any) -> Iterator[torch.Tensor]:
-    """Tensors that the mover's transfer holds; not the arena's, which it only looks at."""
+    """Tensors that a transfer holds."""
     if isinstance(thing, torch.Tensor):
         yield thing
     elif isinstance(thing, dict | list | tuple):

@@ -33,21 +33,21 @@ class Mover:
 
     def __init__(self, arena: Arena, group: dist.ProcessGroup, cpu_group: dist.ProcessGroup, config: SwitchConfig):
         self._arena, self._shape, self._cpu_group = arena, arena.shape, cpu_group
-        self._transfer: Any = pick(config.transfer, group, arena.memory, cpu_group, config.timeout_s)
+        self.transfer: Any = pick(config.transfer, group, arena.memory, cpu_group, config.timeout_s)
         if config.inject_faults:
-            self._transfer = FaultyTransfer(self._transfer, dist.get_rank(cpu_group))
+            self.transfer = FaultyTransfer(self.transfer, dist.get_rank(cpu_group))
         w13_EIH, w2_EHI = arena.experts(Layout.EP, 0)
         experts = w13_EIH.numel() + w2_EHI.numel()
         # With fewer KV heads than ranks, an EP rank's head goes to several.
         kv = sum(view.numel() for view in arena.kv(Layout.EP, 0)) // self._shape.kv_heads
         most = max(experts, kv * max(self._shape.kv_heads, arena.ranks))
-        self._transfer.reserve(experts, most, w13_EIH.dtype, w13_EIH.device)
+        self.transfer.reserve(experts, most, w13_EIH.dtype, w13_EIH.device)
         # The arena's views and the experts' blocks never change, so both and what a transfer derives are kept.
         self._expert_moves = {target: self._layer_moves(target, EXPERTS) for target in Layout}
         self._kv_moves = {target: self._layer_moves(target, KV) for target in Layout}
         self._experts = {target: expert_blocks(self._shape, arena.ranks, target) for target in Layout}
         for target, blocks in self._experts.items():
-            self._transfer.prepare(blocks, self._expert_moves[target])
+            self.transfer.prepare(blocks, self._expert_moves[target])
         self._checks = Checks(cpu_group, 1 if config.check_bytes else EVERY)
         self.journal = Journal()
         self._on_gpu = w13_EIH.is_cuda
@@ -62,7 +62,7 @@ class Mover:
     def prepare_kv(self, blocks: Sequence[Block], target: Layout) -> None:
         """Build what move_kv with these very blocks needs. No other rank is asked."""
         if blocks:
-            self._transfer.prepare(blocks, self._kv_moves[target], keep=False)
+            self.transfer.prepare(blocks, self._kv_moves[target], keep=False)
 
     def move_kv(self, blocks: Sequence[Block], target: Layout) -> int:
         """Begin to move the KV that `blocks` list (plan.kv_blocks) into `target`, after what was begun before. Returns
@@ -87,27 +87,27 @@ class Mover:
 
         Raises TransferError if a rank failed; then the memory of both layouts is undefined.
         """
-        self._transfer.finish()
+        self.transfer.finish()
         marks, self._marks = self._marks, []
         times = {name: _ms(before, mark) for (_, before), (name, mark) in itertools.pairwise(marks)}
         return times | {"checks": self._checks_ms}
 
     def spoil(self, kind: str, layer: int) -> None:
         """FaultyTransfer.arm: needs SwitchConfig(inject_faults=True)."""
-        self._transfer.arm(kind, layer)
+        self.transfer.arm(kind, layer)
 
     def sleep(self, tags: Sequence[str]) -> None:
         """Give back the pages of the arena's memory that these tags name, on all ranks. Nothing may be moving."""
         # Peers that map this rank's memory must let go of it first.
-        (self._transfer.peers or self._memory()).sleep(tags)
+        (self.transfer.peers or self._memory()).sleep(tags)
 
     def wake(self, tags: Sequence[str]) -> None:
         """Take pages for these tags again, of undefined content, at the same addresses.
 
         Raises MemoryError on all ranks if one of them has no room; then none has taken any.
         """
-        if self._transfer.peers is not None:
-            self._transfer.peers.wake(tags)
+        if self.transfer.peers is not None:
+            self.transfer.peers.wake(tags)
         else:
             wake_all(self._memory(), tags, self._cpu_group)
 
@@ -134,7 +134,7 @@ class Mover:
         begun = 0
         for end, compared in enumerate(due, start=1):
             if compared or end == len(moves):
-                self._transfer.move_layers(blocks, moves[begun:end])
+                self.transfer.move_layers(blocks, moves[begun:end])
                 self.journal.write(what, moves[begun:end])
                 begun = end
             if compared:
@@ -144,7 +144,7 @@ class Mover:
         return len(moves) * size * sum(block.numel for block in blocks)
 
     def _compare(self, what: str, blocks: Sequence[Block], move: LayerMove) -> None:
-        self._transfer.finish()
+        self.transfer.finish()
         began = time.perf_counter()
         try:
             self._checks.compare(blocks, move)

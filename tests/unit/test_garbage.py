@@ -63,11 +63,24 @@ def test_garbage_made_within_is_found_later(collections):
 
 
 def test_what_is_frozen_stays_frozen(collections):
+    class Frozen:
+        freed = 0
+
+        def __init__(self):
+            self.itself = self
+
+        def __del__(self):
+            Frozen.freed += 1
+
+    Frozen()
     gc.freeze()
-    frozen = gc.get_freeze_count()
     with no_garbage_collection():
         pass
-    assert gc.get_freeze_count() == frozen > 0
+    gc.collect()
+    assert Frozen.freed == 0
+    gc.unfreeze()
+    gc.collect()
+    assert Frozen.freed == 1
 
 
 def test_a_collector_that_was_off_stays_off(collections):
