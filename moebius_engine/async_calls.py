@@ -36,6 +36,7 @@ class AsyncCalls:
     tokenizer_manager: Any  # SGLang's TokenizerManager; None before the start and after shutdown
     watch: Watch
     vitals: Sequence[Any]
+    calibration: Calibration | None  # that the policy now reckons with
     _calibration: asyncio.Future[None] | None
 
     # ---- layouts and steps
@@ -102,6 +103,7 @@ class AsyncCalls:
         it counts. calibration: what payoff reckons with; with one nothing is left to be measured."""
         names = ("policy", "threshold", "calibrate", "low_threshold", "window", "cooldown_s", "payoff")
         self.config = replace(self.config, **{name: getattr(config, name) for name in names})
+        self.calibration = calibration
         if calibration is not None and self._calibration is None:
             self._calibration = asyncio.get_running_loop().create_future()
             self._calibration.set_result(None)
@@ -126,7 +128,13 @@ class AsyncCalls:
             if self.config.calibrate == "off":
                 return
             self._calibration = asyncio.ensure_future(calibrate_at_start(self))
-        await asyncio.shield(self._calibration)
+        awaited = self._calibration
+        try:
+            await asyncio.shield(awaited)
+        except Exception:
+            if self._calibration is awaited:  # all that wait for this one get its error; the next call tries again
+                self._calibration = None
+            raise
 
     # ---- weights
 

@@ -52,7 +52,7 @@ class SwitchingEngine(BlockingCalls, Engine):
     def __init__(self, model_path: str, ranks: int = 2, switch: SwitchConfig | None = None, **server_args: Any):
         self.config = switch or SwitchConfig()
         self.ranks = ranks
-        self._calibration = None
+        self.calibration = self._calibration = None
         hf_config = _read_hf_config(model_path, server_args)
         self.shape = ModelShape.from_hf_config(hf_config)
         check_ranks(self.shape, ranks)

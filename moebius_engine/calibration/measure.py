@@ -22,10 +22,12 @@ _POLL_S = 0.05  # each look at the engine costs it an exchange
 
 
 class Measured(NamedTuple):
-    """points: at the asked context. longer: at a longer one, if there was room and time. switches: made meanwhile.
-    warm_up_s: of the batches before, in which kernels compile. seconds: of all that came after them."""
+    """points: at the asked context. fits: the largest number of requests that could have been measured there. longer:
+    at a longer context, if there was room and time. switches: made meanwhile. warm_up_s: of the batches before, in
+    which kernels compile. seconds: of all that came after them."""
 
     points: list[Point]
+    fits: int
     longer: Longer | None
     switches: list[SwitchRecord]
     warm_up_s: float
@@ -48,10 +50,10 @@ async def measure(engine: Any, context: int, budget_s: float) -> Measured:
     began = time.monotonic()
     deadline = began + budget_s
     first = await sweep(engine, sizes, context, until=began + _FIRST * budget_s)
-    points = first.points
-    if (reached := max(p.requests for p in points)) < sizes[-1]:
+    points, fits = first.points, sizes[-1]
+    if (reached := max(p.requests for p in points)) < fits:
         text = "calibration: %d requests fit, but %g s were enough for %d; `moebius-rollout calibrate` may take longer"
-        log.warning(text, sizes[-1], budget_s, reached)
+        log.warning(text, fits, budget_s, reached)
     switches, longer = [first.switch], None
     batch = longer_batch(reached, engine.ranks, context, engine.context_len)
     # Twice what the largest number took in EP, which brought half of all tokens or more, and TP's steps.
@@ -65,7 +67,7 @@ async def measure(engine: Any, context: int, budget_s: float) -> Measured:
             break
         more = await sweep(engine, sizes, context, until=deadline)
         points, switches = points + more.points, [*switches, more.switch]
-    return Measured(points, longer, switches, began - warming, time.monotonic() - began)
+    return Measured(points, fits, longer, switches, began - warming, time.monotonic() - began)
 
 
 async def _sizes(engine: Any, context: int) -> list[int]:
@@ -75,7 +77,8 @@ async def _sizes(engine: Any, context: int) -> list[int]:
         raise ValueError(f"context={context} and {TOKENS} more: a request may have {engine.context_len} tokens")
     await engine.async_switch(Layout.EP)
     rank = (await engine.async_health())["ranks"][0]
-    return sizes_that_fit(engine.ranks, rank["max_running_requests"], rank["max_total_tokens"], context)
+    tokens = rank["kv_tokens"]
+    return sizes_that_fit(engine.ranks, rank["max_running_requests"], tokens[Layout.EP], tokens[Layout.TP], context)
 
 
 async def _warm_up(engine: Any, sizes: Sequence[int], context: int) -> None:

@@ -14,14 +14,16 @@ _CLOSE = 1.25  # numbers of requests are close together if one is no more than s
 _FULL = 0.9  # share of a rank's KV rows that is used at most
 
 
-def sizes_that_fit(ranks: int, running: int, tokens: int, context: int) -> list[int]:
-    """P, 4P, 16P, ... as far as EP's ranks decode so many requests of this length together, and twice the last one if
+def sizes_that_fit(ranks: int, running: int, ep_tokens: int, tp_tokens: int, context: int) -> list[int]:
+    """P, 4P, 16P, ... as far as both layouts decode so many requests of this length together, and twice the last one if
     that many fit.
 
-    running, tokens: requests and KV tokens of one rank. One request less than `running`: the last one that a rank may
-    run waits until another ends if its prompt begins in a chunk that others fill (SGLang's get_new_batch_prefill).
+    running: requests of one rank in EP. One less: the last one that a rank may run waits until another ends if its
+    prompt begins in a chunk that others fill (SGLang's get_new_batch_prefill). ep_tokens, tp_tokens: KV tokens of one
+    rank, which in TP holds all requests: less than P times EP's if there are fewer KV heads than ranks.
     Raises ValueError if fewer than two numbers fit.
     """
+    tokens = min(ep_tokens, tp_tokens // ranks)
     most = min(running - 1, int(tokens * _FULL) // (context + TOKENS))
     sizes = [ranks]
     while sizes[-1] * 4 <= most * ranks:

@@ -17,6 +17,7 @@ from moebius_engine.calibration.curve import Crossing, crossing
 from moebius_engine.calibration.measure import measure
 from moebius_engine.calibration.store import Calibration, Setting
 from moebius_engine.config import SwitchConfig
+from moebius_engine.layout import Layout
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +30,7 @@ def setting_of(engine: Any, context: int = CONTEXT) -> Setting:
     cuda = torch.cuda.is_available()
     return Setting(
         model=asdict(engine.shape),
-        dtype=str(engine.server_args.dtype),
+        dtype=str(engine.tokenizer_manager.model_config.dtype).removeprefix("torch."),
         ranks=engine.ranks,
         device=torch.cuda.get_device_name(0) if cuda else f"{platform.machine()}, {os.cpu_count()} cores",
         share_gpu=engine.config.share_gpu,
@@ -39,17 +40,18 @@ def setting_of(engine: Any, context: int = CONTEXT) -> Setting:
 
 
 async def calibrate(engine: Any, context: int = CONTEXT, budget_s: float = BUDGET_S) -> Calibration:
-    """Measure. engine: idle; no policy switches it meanwhile, and afterwards its own holds again. Raises as
-    measure.measure."""
-    config = engine.config
+    """Measure. engine: idle; no policy switches it meanwhile, and afterwards its own holds again, with what it reckoned
+    with. Raises as measure.measure."""
+    config, known = engine.config, engine.calibration
     await engine.async_set_policy(replace(config, policy="ep", low_threshold=None, payoff=False))
     try:
         found = await measure(engine, context, budget_s)
     finally:
-        await engine.async_set_policy(config)
+        await _set_policy(engine, config, known)
     return Calibration(
         setting=setting_of(engine, context),
         points=tuple(found.points),
+        fits=found.fits,
         longer=found.longer,
         crossing=crossing(found.points),
         switches=tuple(found.switches),
@@ -79,18 +81,27 @@ async def calibrate_at_start(engine: Any, where: Path | None = None) -> None:
         found = await calibrate(engine)
         took = f"{found.seconds:.1f} s after {found.warm_up_s:.1f} s in which kernels compiled"
         origin = f"measured in {took}, kept in {store.save(found, where)}"
-    await engine.async_set_policy(calibrated(config, found), found)
+    await _set_policy(engine, calibrated(config, found), found)
     log.warning("%s (%s)", in_words(found), origin)
+
+
+async def _set_policy(engine: Any, config: SwitchConfig, known: Calibration | None) -> None:
+    """Also go to the layout that it stays in, if any: measuring leaves the engine in EP."""
+    await engine.async_set_policy(config, known)
+    if config.policy in set(Layout):
+        await engine.async_switch(config.policy)
 
 
 def calibrated(config: SwitchConfig, found: Calibration) -> SwitchConfig:
     """The same with the crossing as its threshold, or pinned to the layout that is faster everywhere. A threshold that
-    the user gave stays."""
+    the user gave stays. Above the numbers that there was time for, EP is taken to be faster."""
     if config.threshold is not None:
         return config
     decides = _decides(found)
     if decides.requests is None:
         assert decides.winner is not None
+        if decides.winner == "tp" and found.cut_at is not None:
+            return replace(config, threshold=found.cut_at + 1)
         return replace(config, policy=decides.winner, low_threshold=None, payoff=False)
     return replace(config, threshold=max(1, math.ceil(decides.requests)))
 
@@ -101,7 +112,11 @@ def in_words(found: Calibration) -> str:
     where, cross = f"measured from {measured[0]} to {measured[-1]} requests", found.crossing
     if cross.requests is None:
         name = str(cross.winner).upper()
-        stays = f", so the engine stays in {name}" if _decides(found) == cross else ""
+        stays = ""
+        if _decides(found) == cross:
+            stays = f", so the engine stays in {name}"
+            if cross.winner == "tp" and found.cut_at is not None:
+                stays = ", and EP is taken to be above them, where there was no time to measure"
         return f"calibration: {name} is faster at all numbers {where}{stays}{_longer_in_words(found)}"
     least = f"below {measured[0]}" if cross.least is None else f"{cross.least:.0f}"
     most = f"above {measured[-1]}" if cross.most is None else f"{cross.most:.0f}"

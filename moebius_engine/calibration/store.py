@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from pydantic import Field, ValidationError
+from pydantic import Field, NonNegativeInt, ValidationError
 
 from moebius_engine.calibration.context import Longer
 from moebius_engine.calibration.curve import Crossing, Point
@@ -32,11 +32,20 @@ class Setting(Record):
 class Calibration(Record):
     setting: Setting
     points: tuple[Point, ...] = Field(description="at setting.context tokens a request")
+    fits: NonNegativeInt | None = Field(
+        default=None, description="of which so many fit; more than measured if there was no time for them [requests]"
+    )
     longer: Longer | None = Field(default=None, description="a few at more, None if there was no room or time for it")
     crossing: Crossing = Field(description="of points")
     switches: tuple[SwitchRecord, ...] = Field(description="those made while measuring, with requests in flight")
     warm_up_s: float = Field(default=0.0, description="a batch in each layout first, in which kernels compile [s]")
     seconds: float = Field(description="what measuring took after that [s]")
+
+    @property
+    def cut_at(self) -> int | None:
+        """The largest number measured if more would have fitted, else None."""
+        most = max(p.requests for p in self.points)
+        return most if self.fits is not None and most < self.fits else None
 
     @property
     def by_context(self) -> list[tuple[int, tuple[Point, ...]]]:

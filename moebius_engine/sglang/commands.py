@@ -74,7 +74,7 @@ def _state(scheduler) -> dict[str, Any]:
         "released": scheduler.occupation.reason,
         "weight_version": scheduler.tp_worker.weights.version,
         "forward_ct": scheduler.forward_ct,
-        "max_total_tokens": scheduler.max_total_num_tokens,
+        "kv_tokens": {layout.value: state.capacity.tokens for layout, state in scheduler.layouts.items()},
         "max_running_requests": scheduler.max_running_requests,
     }
 

@@ -3,6 +3,7 @@
 import itertools
 import math
 import time
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,7 +21,7 @@ from tests.unit.test_calibration_curve import points
 @given(st.integers(2, 16), st.integers(3, 4096), st.integers(3, 10**6), st.integers(1, 4096))
 def test_a_rank_holds_its_share_with_one_request_to_spare(ranks, running, requests, context):
     tokens = 2 * requests * (context + TOKENS)
-    sizes = sizes_that_fit(ranks, running, tokens, context)
+    sizes = sizes_that_fit(ranks, running, tokens, ranks * tokens, context)
     assert sizes[0] == ranks and len(sizes) >= 2
     assert all(later == 4 * earlier for earlier, later in itertools.pairwise(sizes[:-1]))
     assert sizes[-1] in (2 * sizes[-2], 4 * sizes[-2])
@@ -33,13 +34,20 @@ def test_a_rank_holds_its_share_with_one_request_to_spare(ranks, running, reques
 
 def test_all_that_a_rank_may_run_are_too_many():
     """Seen on two H200s and on a CPU: with prompts that do not divide a chunk, the last one waited for the others."""
-    assert sizes_that_fit(ranks=2, running=256, tokens=10**6, context=256) == [2, 8, 32, 128, 256]
-    assert sizes_that_fit(ranks=2, running=257, tokens=10**6, context=256) == [2, 8, 32, 128, 512]
+    sizes = partial(sizes_that_fit, ranks=2, ep_tokens=10**6, tp_tokens=2 * 10**6, context=256)
+    assert sizes(running=256) == [2, 8, 32, 128, 256]
+    assert sizes(running=257) == [2, 8, 32, 128, 512]
 
 
 def test_too_small_ranks_are_refused():
     with pytest.raises(ValueError, match="context=16: a rank holds 1000 KV tokens and may run 2 requests, too few"):
-        sizes_that_fit(ranks=2, running=2, tokens=1000, context=16)
+        sizes_that_fit(ranks=2, running=2, ep_tokens=1000, tp_tokens=2000, context=16)
+
+
+def test_a_tp_rank_holds_all_requests():
+    """With one KV head it has room for no more tokens than one rank in EP."""
+    sizes = sizes_that_fit(ranks=4, running=1000, ep_tokens=10**5, tp_tokens=10**5, context=760)
+    assert sizes == [4, 16, 64] and sizes[-1] * 1000 <= 0.9 * 10**5 < 2 * sizes[-1] * 1000
 
 
 @given(st.integers(2, 1900).map(lambda n: n + 0.5), st.sampled_from([2, 4, 8]))

@@ -1,12 +1,16 @@
 """What an engine makes of a calibration: from a file or measured, and never against a threshold that is given."""
 
+import asyncio
 from types import SimpleNamespace
 
 import pytest
+import torch
 
+from moebius_engine import async_calls
 from moebius_engine.calibration import start
 from moebius_engine.calibration.context import Longer
 from moebius_engine.calibration.curve import Crossing, crossing
+from moebius_engine.calibration.measure import Measured
 from moebius_engine.calibration.start import calibrate_at_start, calibrated, in_words
 from moebius_engine.calibration.store import Calibration, load, save
 from moebius_engine.calibration.times import MeasuredTimes
@@ -24,11 +28,14 @@ class Engine:
 
     def __init__(self, **config):
         self.config, self.shape, self.ranks = SwitchConfig(**config), SHAPE, 2
-        self.server_args = SimpleNamespace(dtype="float32")
-        self.measured = 0
+        self.tokenizer_manager = SimpleNamespace(model_config=SimpleNamespace(dtype=torch.float32))
+        self.measured, self.layout, self.calibration = 0, "ep", None
 
     async def async_set_policy(self, config, calibration=None):
         self.config, self.calibration = config, calibration
+
+    async def async_switch(self, layout):
+        self.layout = layout
 
 
 @pytest.fixture
@@ -96,6 +103,67 @@ def test_a_crossing_becomes_the_threshold_and_a_winner_stays():
     wins = calibration(Crossing(requests=None, least=None, most=None, winner="tp"))
     assert calibrated(SwitchConfig(policy="rollout"), wins).policy == "tp"
     assert "TP is faster at all numbers measured from 2 to 256 requests, so the engine stays in TP" in in_words(wins)
+
+
+async def test_a_calibration_that_failed_is_tried_again(monkeypatch):
+    tries = []
+
+    async def fails_once(engine):
+        tries.append(engine)
+        await asyncio.sleep(0)
+        if len(tries) == 1:
+            raise TimeoutError("once")
+
+    monkeypatch.setattr(async_calls, "calibrate_at_start", fails_once)
+    engine = async_calls.AsyncCalls()
+    engine.config, engine._calibration = SwitchConfig(calibrate="auto"), None
+    both = await asyncio.gather(engine._calibrated(), engine._calibrated(), return_exceptions=True)
+    assert [str(error) for error in both] == ["once", "once"] and len(tries) == 1
+    for _ in range(2):
+        await engine._calibrated()
+        assert len(tries) == 2
+
+
+async def test_a_winner_is_gone_to(tmp_path, monkeypatch):
+    async def calibrate(engine):
+        return calibration(Crossing(requests=None, least=None, most=None, winner="tp"))
+
+    monkeypatch.setattr(start, "calibrate", calibrate)
+    engine = Engine(calibrate="auto")
+    await calibrate_at_start(engine, tmp_path)
+    assert (engine.config.policy, engine.layout) == ("tp", "tp")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_an_engine_is_as_before_it_was_measured(fails, monkeypatch):
+    async def measure(engine, context, budget_s):
+        assert engine.config.policy == "ep"
+        engine.layout = "ep"
+        if fails:
+            raise TimeoutError
+        return Measured(points(40), fits=256, longer=None, switches=[], warm_up_s=1.0, seconds=2.0)
+
+    monkeypatch.setattr(start, "measure", measure)
+    engine = Engine(policy="tp")
+    before, engine.layout, engine.calibration = engine.config, "tp", "earlier"
+    try:
+        found = await start.calibrate(engine)
+        assert (found.fits, found.cut_at) == (256, None)
+    except TimeoutError:
+        assert fails
+    assert (engine.config, engine.layout, engine.calibration) == (before, "tp", "earlier")
+
+
+def test_numbers_that_there_was_no_time_for_are_left_to_ep():
+    wins = calibration(Crossing(requests=None, least=None, most=None, winner="tp"))
+    cut = wins.model_copy(update={"fits": 512})
+    assert (calibrated(SwitchConfig(), cut).policy, calibrated(SwitchConfig(), cut).high) == ("rollout", 257)
+    assert in_words(cut).endswith(
+        "to 256 requests, and EP is taken to be above them, where there was no time to measure"
+    )
+    assert calibrated(SwitchConfig(), wins.model_copy(update={"fits": 256})).policy == "tp"
+    ep = cut.model_copy(update={"crossing": Crossing(requests=None, least=None, most=None, winner="ep")})
+    assert calibrated(SwitchConfig(), ep).policy == "ep" and in_words(ep).endswith("so the engine stays in EP")
 
 
 def test_longer_contexts_are_said():
