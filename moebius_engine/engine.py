@@ -23,6 +23,7 @@ from sglang.srt.utils import kill_process_tree
 
 from moebius_engine.blocking import BlockingCalls
 from moebius_engine.sglang import door
+from moebius_engine.sglang.delivery import AsyncOrderedSocket, run_detokenizer
 from moebius_engine.sglang.ports import PortBlock
 from moebius_engine.sglang.process import controller_with_plugins, run_scheduler, run_static_scheduler
 from moebius_engine.sglang.watch import OutliveSigquit, Watch, let_go, outlive_sigquit
@@ -85,6 +86,8 @@ class SwitchingEngine(BlockingCalls, Engine):
             raise
         manager = self.tokenizer_manager
         manager.signal_handler_class = OutliveSigquit
+        if self.config.policy != "off":
+            manager.recv_from_detokenizer = AsyncOrderedSocket(manager.recv_from_detokenizer, ranks)
         manager._subprocess_watchdog.stop()
         self.watch = Watch(
             manager._subprocess_watchdog,
@@ -107,6 +110,7 @@ class SwitchingEngine(BlockingCalls, Engine):
         if self.config.policy == "off":
             self.run_scheduler_process_func = functools.partial(run_static_scheduler, self.config, vitals=self.vitals)
             return ServerArgs(**{Layout.EP: ep, Layout.TP: tp}[Layout(self.config.static_layout)])
+        self.run_detokenizer_process_func = run_detokenizer
         self.run_scheduler_process_func = functools.partial(
             run_scheduler, ServerArgs(**tp), self.config, vitals=self.vitals
         )

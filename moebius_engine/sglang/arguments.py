@@ -33,6 +33,7 @@ _ONLY = {
     "enforce_piecewise_cuda_graph": (False, "see disable_piecewise_cuda_graph"),
     "moe_a2a_backend": ("none", "no DeepEP wheel works with torch 2.11: docs/deepep.md"),
     "enable_return_routed_experts": (False, "routes are recorded by KV row, which a switch changes"),
+    "detokenizer_worker_num": (1, "outputs are put in order before one detokenizer"),
     "tokenizer_worker_num": (1, "commands go through one tokenizer manager"),
     "enable_http2": (False, "the HTTP server shares its process with the engine"),
     "enable_ssl_refresh": (False, "the HTTP server reads its certificate once"),

@@ -13,6 +13,7 @@ from moebius_engine.config import SwitchConfig
 from moebius_engine.layout import Layout
 from moebius_engine.sglang import footprint
 from moebius_engine.sglang.control_messages import ControlMessages
+from moebius_engine.sglang.delivery import NumberingSocket
 from moebius_engine.sglang.dispatch import report_load
 from moebius_engine.sglang.intake import Intake
 from moebius_engine.sglang.occupation import Occupation
@@ -45,6 +46,8 @@ class SwitchingScheduler(ControlMessages):
         self.parked: deque[Req] = deque()
         super().__init__(*args, **kwargs)
         self.layouts = self.tp_worker.layouts
+        self.delivery = NumberingSocket(self.send_to_detokenizer.socket, self.tp_rank)
+        self.send_to_detokenizer.socket = self.delivery
         attach_scheduler_state(self)
         self.layouts[Layout.EP].select(self)
         self.intake = Intake(self)

@@ -230,6 +230,7 @@ class Switcher:
         s.new_token_ratio = plan.handover.new_token_ratio
         grammars.hand_out(s.grammar_manager.grammar_backend, plan.handover.roster.all, plan.grammars, plan.target)
         write_roster(s, plan.handover.roster)
+        s.delivery.switched()
         self._switches += 1
         draw_anew(s.random_seed, self._switches, plan.target, self._rank)
 
