@@ -39,6 +39,14 @@ _ONLY = {
     "enable_ssl_refresh": (False, "the HTTP server reads its certificate once"),
 }
 
+# Of SGLang, from the environment, in any of their names.
+_TIMEOUTS = (
+    "SGLANG_REQ_WAITING_TIMEOUT",
+    "SGLANG_REQ_RUNNING_TIMEOUT",
+    "SGLANG_QUEUED_TIMEOUT_MS",
+    "SGLANG_FORWARD_TIMEOUT_MS",
+)
+
 # Of the HTTP server, which keeps them to itself (http.py): SGLang logs and shows its arguments, and hands them to every
 # process.
 SECRETS = ("api_key", "admin_api_key", "ssl_keyfile_password")
@@ -52,6 +60,12 @@ def check(ranks: int, arguments: dict[str, Any]) -> None:
     for name, (value, why) in _ONLY.items():
         if name in arguments and arguments[name] != value:
             raise ValueError(f"{name}={arguments[name]!r}: only {value!r} works with switching ({why})")
+    for name in _TIMEOUTS:
+        if float(os.environ.get(name) or -1) > 0:
+            raise ValueError(
+                f"{name}={os.environ[name]}: each rank would end requests by a clock of its own, and in TP all must "
+                "have the same; unset it, and abort requests from outside"
+            )
     for name in SECRETS:
         if arguments.get(name) is not None:
             raise ValueError(f"{name} belongs to an HTTP server, and this engine has none: leave it out")

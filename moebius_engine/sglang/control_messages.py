@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from sglang.srt.managers.io_struct import (
+    FlushCacheReqInput,
+    FlushCacheReqOutput,
     GetInternalStateReq,
     PauseGenerationReqInput,
     ReleaseMemoryOccupationReqInput,
@@ -77,6 +79,15 @@ class ControlMessages(Scheduler):
         with self.doing(Activity.UPDATING):
             settle(self)  # a batch of finished requests would keep the cache from being flushed
             return super().update_weights_from_tensor(recv_req)
+
+    def flush_cache_wrapped(self, recv_req: FlushCacheReqInput):
+        """At once or not at all: upstream waits until a rank is idle, and ranks that flushed at different times, in EP
+        or by clocks of their own, would have different prefixes cached in TP."""
+        if recv_req.timeout_s and (requests := self.requests_on_all_ranks()):
+            return FlushCacheReqOutput(
+                False, f"{requests} requests are in flight, and a switching engine does not wait to flush: abort them"
+            )
+        return super().flush_cache_wrapped(FlushCacheReqInput())
 
     def requests_on_all_ranks(self) -> int:
         """Requests in flight, those of this step included. From the headers, so that all ranks answer the same."""

@@ -96,7 +96,7 @@ class OrderedDetokenizer(DetokenizerManager):
 
     def init_ipc_channels(self, port_args, server_args) -> None:
         super().init_ipc_channels(port_args, server_args)
-        self.recv_from_scheduler = OrderedSocket(self.recv_from_scheduler, server_args.dp_size)
+        self.recv_from_scheduler: Any = OrderedSocket(self.recv_from_scheduler, server_args.dp_size)
 
 
 def run_detokenizer(server_args, port_args) -> None:

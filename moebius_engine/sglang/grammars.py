@@ -61,6 +61,7 @@ def hand_out(backend: BaseGrammarBackend | None, reqs: Iterable[Req], grammars: 
         grammar = grammars.built.get(req.rid)
         if isinstance(grammar, InvalidGrammarObject):
             req.to_finish = FINISH_ABORT(f"Failed to compile grammar {key_of(req.sampling_params)}: {grammar!r}")
+            req.grammar = None  # not what it waited for
         elif grammar is not None:
             req.grammar = grammar
         elif isinstance(req.grammar, Future):

@@ -4,6 +4,7 @@ import time
 from typing import Any
 
 import zmq
+from sglang.srt.managers.io_struct import BlockReqInput, ProfileReq
 
 from moebius_engine.layout import Layout
 from moebius_engine.sglang.handover import rows_to_fill
@@ -14,6 +15,9 @@ from moebius_engine.switch.room import Held
 _IDLE_STEPS = 100  # steps without work after which an idle engine sleeps between polls,
 _IDLE_SLEEP_S = 1e-5  # longer with every step,
 _MOST_IDLE_SLEEP_S = 0.005  # up to this
+
+# The controller sends these to every worker, and all other control messages to one.
+_TO_ALL = (BlockReqInput, ProfileReq)
 
 
 class Intake:
@@ -39,6 +43,8 @@ class Intake:
         inflight = self.inbox.inflight()
         decision = s.decide(inflight) if s.tp_rank == 0 else None
         work, control = s._split_work_and_control_reqs(self._drain_sockets())
+        if s.tp_rank != 0:  # rank 0's copy goes to all
+            control = [message for message in control if not isinstance(message, _TO_ALL)]
         self.received += len(work)
         work, self._late = self._late + work, []
         self.inbox.send(s.layout, work, control, self._header(len(work), len(control), decision))

@@ -49,9 +49,9 @@ def plan_places(held: Sequence[Held], page_size: int) -> list[Place]:
     Pure and deterministic: every rank gets the same places.
     """
     # Prefixes are shared only within one namespace (SGLang's extra_key).
-    namespaces: dict[str, dict[Hashable, list[Held]]] = {}
+    namespaces: dict[str | None, dict[Hashable, list[Held]]] = {}
     for entry in held:
-        groups = namespaces.setdefault(entry.req.extra_key or "", {})
+        groups = namespaces.setdefault(entry.req.extra_key, {})
         groups.setdefault(entry.group, []).append(entry)
     places: list[Place] = []
     start = 0

@@ -32,3 +32,4 @@ def settle(scheduler) -> None:
     scheduler.last_batch = scheduler.cur_batch = None
     if not scheduler.running_batch.is_empty():
         scheduler.running_batch.filter_batch()
+        scheduler.running_batch.batch_is_full = False  # of the requests that have ended; else none would follow them

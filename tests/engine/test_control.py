@@ -218,6 +218,38 @@ def test_retracted_requests_survive_switches(engine):
     assert tokens(answers) == expected
 
 
+@LAYOUTS
+def test_a_flush_does_not_wait(engine, layout):
+    """Upstream's would: until each rank is idle, at different times in EP, and then TP's ranks would not have the same
+    prefixes cached."""
+    engine.switch(layout)
+
+    async def go():
+        task = asyncio.ensure_future(engine.async_generate(input_ids=prompts(3), sampling_params=GREEDY))
+        await wait_for_steps(engine, 4)
+        refused = await engine.tokenizer_manager.flush_cache(timeout_s=30)
+        health = await engine.async_health()
+        await task
+        return refused, health, await engine.tokenizer_manager.flush_cache(timeout_s=30)
+
+    refused, health, flushed = engine._run(go())
+    assert health["inflight"] == 3 and not refused.success
+    assert refused.message.startswith("3 requests are in flight, and a switching engine does not wait to flush")
+    assert flushed.success
+
+
+@LAYOUTS
+def test_a_profile_is_taken_once_by_each_rank(engine, layout, tmp_path):
+    """Upstream's controller sends these messages to all ranks, and here each rank hands on what it receives: two
+    answers too many came, after which no other answer was the right one."""
+    engine.switch(layout)
+    engine.start_profile(output_dir=str(tmp_path), activities=["CPU"])
+    engine.generate(input_ids=prompts(2), sampling_params=GREEDY | {"max_new_tokens": 4})
+    engine.stop_profile()
+    assert len(list(tmp_path.iterdir())) == 2
+    assert engine.health()["ok"] and engine.flush_cache().success
+
+
 def test_a_union_that_no_partition_holds_loses_no_tokens(engine):
     """Five requests of 1,500 tokens fit into TP's 8,192 rows, but only two of them on each EP rank of 4,096."""
     request = {"input_ids": prompts(10, length=1500)[::2], "sampling_params": GREEDY | {"max_new_tokens": 40}}

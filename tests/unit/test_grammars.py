@@ -90,7 +90,7 @@ def test_all_ranks_of_tp_have_the_same_grammars_cached(backends):
 
 
 def test_what_is_no_grammar_ends_its_request(backends):
-    bad = request("a", {"regex": "(ab"})
+    bad = request("a", {"regex": "(ab"}, grammar=Future())
     grammars.hand_out(backends[0], [bad], grammars.build(backends[0], [bad], 60), Layout.TP)
     assert "Failed to compile" in bad.to_finish.message and bad.grammar is None and not backends[0].cache
 

@@ -83,6 +83,13 @@ def test_a_prefix_shared_through_several_lies_in_several_segments():
     assert parts == [(0, 0, 2), (2, 3, 2), (4, 6, 2)]
 
 
+def test_prefixes_are_shared_within_a_namespace_only():
+    """SGLang's prefix tree tells an empty extra_key from none."""
+    reqs = [request([7, 7], 2, 1) for _ in range(3)]
+    reqs[1].extra_key, reqs[2].extra_key = "", "a"
+    assert [place.shared for place in plan_places([Held(req, 0, n) for n, req in enumerate(reqs)], 1)] == [0, 0, 0]
+
+
 def test_what_does_not_fit():
     places = plan_places([Held(request([1] * 30, 0, 1), 0, n) for n in range(17)], 1)
     state = layout_state(1)

@@ -121,3 +121,9 @@ def test_a_port_that_sglang_cannot_take(no_process, tiny_moe):
     """It also derives port + 10000, which must be a port too."""
     message = refused_start(tiny_moe, ranks=2, port=57440)
     assert "port=57440" in message and "55535" in message
+
+
+def test_timeouts_by_each_ranks_own_clock(no_process, small_models, monkeypatch):
+    monkeypatch.setenv("SGLANG_REQ_RUNNING_TIMEOUT", "30")
+    message = refused_start(small_models("plain"), ranks=2)
+    assert message.startswith("SGLANG_REQ_RUNNING_TIMEOUT=30: each rank would end requests by a clock of its own")
