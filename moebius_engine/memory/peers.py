@@ -2,7 +2,8 @@
 
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -29,11 +30,11 @@ class Peers:
     def connect(self) -> None:
         """Map what is awake on all ranks and not mapped yet.
 
-        Raises RuntimeError if the ranks are on several hosts or their segments differ, TimeoutError if a peer does
-        not send its handles in time, DriverError if this GPU cannot map a peer's pages.
+        Raises RuntimeError on all ranks if they are on several hosts or their segments differ, or as together() if a
+        peer does not send its handles in time or a GPU cannot map a peer's pages.
         """
         fresh = [s for s in self.memory.table if self.memory.is_awake(s) and s.number not in self._mapped]
-        mailbox = Mailbox(self.rank, self._timeout_s)
+        mailbox = Mailbox(self.rank, self._timeout_s / 2)  # meanwhile a rank that failed waits for the others
         try:
             told = self._gather((mailbox.name, _host(), fresh, _gpu(self.memory.device)))
             hosts = {host for _, host, _, _ in told}
@@ -44,9 +45,27 @@ class Peers:
                     raise RuntimeError(f"rank {rank} has segments {theirs}, rank {self.rank} has {fresh}")
             self.sharing = sum(gpu == told[self.rank][3] for _, _, _, gpu in told)
             names = {rank: name for rank, (name, _, _, _) in enumerate(told) if rank != self.rank}
-            self._exchange(mailbox, names, fresh)
+            with self.together():  # when connect returns, every rank sees every other
+                self._exchange(mailbox, names, fresh)
+            self._mapped |= {segment.number for segment in fresh}
         finally:
             mailbox.close()
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What fails on one rank in a block of it ends the block on all. Who waits for another rank in there must give
+        up before the group does.
+
+        Raises RuntimeError on all ranks, naming those that failed by RuntimeError (the driver's too) or OSError.
+        """
+        cause = None
+        try:
+            yield
+        except (RuntimeError, OSError) as error:
+            cause = error
+        told = self._gather("" if cause is None else f"{type(cause).__name__}: {cause}")
+        if failed := [f"rank {rank}: {why}" for rank, why in enumerate(told) if why]:
+            raise RuntimeError("; ".join(failed)) from cause
 
     def address(self, rank: int, own: int) -> int:
         """Where this process sees, on `rank`, what lies at address `own` on this rank. Raises ValueError if `own` is
@@ -71,10 +90,14 @@ class Peers:
         wake_all(self.memory, tags, self.group)
         self.connect()
 
-    def close(self) -> None:
-        """Unmap the peers' memory and free this rank's."""
+    def disconnect(self) -> None:
+        """Unmap the peers' memory, which keeps its pages while it is mapped anywhere."""
         for segment in self.memory.table:
             self._unmap(segment)
+
+    def close(self) -> None:
+        """Unmap the peers' memory and free this rank's."""
+        self.disconnect()
         self.memory.close()
 
     def _unmap(self, segment: Segment) -> None:
@@ -100,8 +123,6 @@ class Peers:
             finally:
                 for descriptor in incoming:
                     os.close(descriptor)
-        self._mapped |= {segment.number for segment in fresh}
-        self._barrier()  # when connect returns, every rank sees every other
 
     def _gather(self, own: Any) -> list[Any]:
         told: list[Any] = [None] * self.ranks

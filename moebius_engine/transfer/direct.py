@@ -58,11 +58,13 @@ class DirectTransfer:
         self._peers, self._timeout_s, self._device = peers, timeout_s, peers.memory.device
         if peers.ranks > THREADS:
             raise ValueError(f"{peers.ranks} ranks: one thread watches each, and a block has {THREADS}")
-        self._flags = peers.memory.take(FENCE_TAG, (_FENCE_BYTES // 8,), torch.int64)
-        self._flags.zero_()
-        torch.cuda.synchronize(self._device)
+        with peers.together():
+            self._flags = peers.memory.take(FENCE_TAG, (_FENCE_BYTES // 8,), torch.int64)
+            self._flags.zero_()
+            torch.cuda.synchronize(self._device)
         peers.connect()
-        self._kernel = CopyKernel(self._device, sharing or peers.sharing)
+        with peers.together():
+            self._kernel = CopyKernel(self._device, sharing or peers.sharing)
         where = f"cuda:{self._device}"
         self._arrived = torch.zeros(_MOST_PHASES, dtype=torch.int32, device=where)
         self._missed = torch.zeros(1, dtype=torch.int64, device=where)

@@ -19,30 +19,33 @@ def probe(memory: Memory, group: dist.ProcessGroup, timeout_s: float) -> tuple[D
 
     Returns the transfer, or None if it does not work on every rank, and the reasons in words.
     """
-    ranks = dist.get_world_size(group)
-    transfer, refusal = None, ""
+    peers = Peers(memory, group, timeout_s)
     try:
-        area = memory.take(PROBE_TAG, (2, ranks, _NUMEL), torch.int32)
-        transfer = DirectTransfer(Peers(memory, group, timeout_s), timeout_s)
-        refusal = _exchange(transfer, area, group)
-    except (RuntimeError, OSError) as error:  # the driver's, the sockets', a missed deadline: each a reason, none fatal
-        refusal = f"{type(error).__name__}: {error}"
-    told: list[str] = [""] * ranks
-    dist.all_gather_object(told, refusal, group=group)
-    refusals = [f"rank {number}: {why}" for number, why in enumerate(told) if why]
-    if refusals:
-        return None, "; ".join(refusals)
-    return transfer, f"{ranks} ranks wrote into each other's memory"
+        with peers.together():
+            area = memory.take(PROBE_TAG, (2, peers.ranks, _NUMEL), torch.int32)
+        transfer = DirectTransfer(peers, timeout_s)
+        with peers.together():  # before a peer writes, this rank has cleared its area
+            sent = _fill(area, peers.rank)
+        with peers.together():
+            _exchange(transfer, area, sent, peers.ranks)
+    except RuntimeError as error:  # the driver's, the sockets', a missed deadline: each a reason, none fatal
+        peers.disconnect()
+        return None, str(error)
+    return transfer, f"{peers.ranks} ranks wrote into each other's memory"
 
 
-def _exchange(transfer: DirectTransfer, area: torch.Tensor, group: dist.ProcessGroup) -> str:
-    """Every rank sends every rank its own numbers. Returns what arrived wrong, in words."""
-    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-    device, numbers = area.device, torch.arange(ranks * _NUMEL, dtype=torch.int32, device=area.device)
-    area[0] = numbers.view(ranks, _NUMEL) + 1_000_003 * (rank + 1)
+def _fill(area: torch.Tensor, rank: int) -> torch.Tensor:
+    """This rank's numbers into the half that is read. Returns the part of all ranks that differs by rank only."""
+    _, ranks, numel = area.shape
+    numbers = torch.arange(ranks * numel, dtype=torch.int32, device=area.device).view(ranks, numel)
+    area[0] = numbers + 1_000_003 * (rank + 1)
     area[1] = -1
-    torch.cuda.synchronize(device)
-    dist.barrier(group)  # before a peer writes, this rank has cleared its area
+    torch.cuda.synchronize(area.device)
+    return numbers[rank]
+
+
+def _exchange(transfer: DirectTransfer, area: torch.Tensor, sent: torch.Tensor, ranks: int) -> None:
+    """Every rank sends every rank its own numbers. Raises RuntimeError if others arrive."""
     blocks = [
         Block(
             source,
@@ -57,6 +60,6 @@ def _exchange(transfer: DirectTransfer, area: torch.Tensor, group: dist.ProcessG
     ]
     transfer.move(blocks, {"probe": area[0]}, {"probe": area[1]})
     transfer.finish()
-    sent = numbers[rank * _NUMEL : (rank + 1) * _NUMEL]
     wrong = [peer for peer in range(ranks) if not torch.equal(area[1, peer], sent + 1_000_003 * (peer + 1))]
-    return f"wrong bytes from ranks {wrong}" if wrong else ""
+    if wrong:
+        raise RuntimeError(f"wrong bytes from ranks {wrong}")

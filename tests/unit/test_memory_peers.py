@@ -1,0 +1,112 @@
+"""Peers connect on all ranks or on none, and a probe that fails on one of them fails at once on all.
+
+A rank's memory stands in here, with descriptors of its own; tests/gpu has the real one.
+"""
+
+import os
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from moebius_engine.memory import peers as peers_module
+from moebius_engine.memory.peers import Peers
+from moebius_engine.memory.segments import SegmentTable
+
+RANKS, TIMEOUT_S = 3, 40.0
+
+
+class Memory:
+    device, can_sleep = 0, True
+
+    def __init__(self):
+        self.table, self.mapped, self.broken = SegmentTable(1 << 20, 1 << 10), {}, ""
+
+    def take(self, tag, shape, dtype):
+        if self.broken == tag:
+            raise RuntimeError(f"no memory for {tag}")
+        self.table.add(tag, torch.Size(shape).numel() * dtype.itemsize)
+        return torch.zeros(shape, dtype=dtype)
+
+    def is_awake(self, segment) -> bool:
+        return True
+
+    def export(self, segment) -> int:
+        if self.broken == "export":
+            raise RuntimeError("refused to export")
+        return os.memfd_create("segment")
+
+    def open_peer(self, rank, segment, handle) -> None:
+        os.close(handle)
+        if self.broken == "map":
+            raise RuntimeError(f"cannot map rank {rank}")
+        self.mapped[rank, segment.number] = True
+
+    def close_peer(self, rank, segment) -> None:
+        self.mapped.pop((rank, segment.number), None)
+
+
+def run(rank: int, store: str, body) -> None:
+    torch.set_num_threads(1)
+    timeout = timedelta(seconds=TIMEOUT_S)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS, timeout=timeout)
+    peers_module._gpu = lambda device: "one"
+    body(rank)
+    dist.destroy_process_group()
+
+
+def a_rank_that_cannot_map(rank: int) -> None:
+    memory = Memory()
+    memory.take("weights", (7,), torch.uint8)
+    peers = Peers(memory, dist.group.WORLD, TIMEOUT_S)
+    memory.broken, began = "map" if rank == 1 else "", time.monotonic()
+    with pytest.raises(RuntimeError, match=r"^rank 1: RuntimeError: cannot map rank [02]$"):
+        peers.connect()
+    assert time.monotonic() - began < TIMEOUT_S / 4
+    assert bool(memory.mapped) == (rank != 1)
+    peers.disconnect()
+    assert not memory.mapped
+    memory.broken = ""
+    peers.connect()
+    assert len(memory.mapped) == RANKS - 1
+
+
+def a_rank_that_cannot_be_probed(rank: int) -> None:
+    from moebius_engine.transfer import probe as module
+
+    class NeverReached:
+        def __init__(self, peers, timeout_s):
+            raise AssertionError("a transfer was made")
+
+    module.DirectTransfer, began = NeverReached, time.monotonic()
+    memory = Memory()
+    memory.broken = "probe" if rank == 2 else ""
+    found = module.probe(memory, dist.group.WORLD, TIMEOUT_S)
+    assert found == (None, "rank 2: RuntimeError: no memory for probe")
+    assert time.monotonic() - began < TIMEOUT_S / 4
+
+
+def a_rank_whose_transfer_cannot_be_made(rank: int) -> None:
+    """Its peers stayed mapped, so that sleep freed nothing, and the other ranks waited for it until the deadline."""
+    from moebius_engine.transfer import probe as module
+
+    class Connected:
+        def __init__(self, peers, timeout_s):
+            peers.connect()
+            with peers.together():
+                if rank == 0:
+                    raise OSError("no compiler")
+
+    module.DirectTransfer, memory = Connected, Memory()
+    assert module.probe(memory, dist.group.WORLD, TIMEOUT_S) == (None, "rank 0: OSError: no compiler")
+    assert not memory.mapped
+
+
+@pytest.mark.parametrize(
+    "body", [a_rank_that_cannot_map, a_rank_that_cannot_be_probed, a_rank_whose_transfer_cannot_be_made]
+)
+def test_all_ranks_or_none(body, tmp_path):
+    mp.spawn(run, args=(str(tmp_path / "store"), body), nprocs=RANKS)
