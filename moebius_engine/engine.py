@@ -85,7 +85,7 @@ class SwitchingEngine(BlockingCalls, Engine):
             atexit.unregister(self.shutdown)
             raise
         manager = self.tokenizer_manager
-        manager.signal_handler_class = OutliveSigquit
+        manager.signal_handler_class, manager.score_request = OutliveSigquit, door.refuse_score
         if self.config.policy != "off":
             manager.recv_from_detokenizer = AsyncOrderedSocket(manager.recv_from_detokenizer, ranks)
         manager._subprocess_watchdog.stop()

@@ -67,6 +67,11 @@ async def async_generate(engine, upstream: Callable, args: tuple, kwargs: dict[s
     return call.merge(await upstream(**call.accepted()) if call.let_in else [])
 
 
+async def refuse_score(*args: Any, **kwargs: Any) -> None:
+    """In place of TokenizerManager.score_request, which asks for logprobs of given tokens. Raises ValueError."""
+    raise ValueError(f"score is not supported by a switching engine: {_REFUSED['token_ids_logprob']}")
+
+
 def _arguments(args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
     bound = _SIGNATURE.bind(*args, **kwargs)
     bound.apply_defaults()

@@ -184,6 +184,7 @@ def test_a_bad_row_is_answered_with_400_and_the_reason(server, body, message):
         ("/v1/completions", {"prompt": "a", "max_tokens": 4, "regex": "a*"}),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a" * 3000}], "max_tokens": 4}),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4, "seed": 1}),
+        ("/v1/score", {"query": "a", "items": ["b"], "label_token_ids": [5]}),
         ("/moebius/switch", {"layout": "pp"}),
         ("/release_memory_occupation", {"tags": ["weight"]}),
     ],
