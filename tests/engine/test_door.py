@@ -230,7 +230,7 @@ def test_a_call_that_makes_no_sense_is_refused_as_a_whole(engine, arguments, tex
 
 def test_scores_are_refused(engine):
     """They would go past the door, and end the engine if two came together."""
-    with pytest.raises(ValueError, match="score is not supported by a switching engine: SGLang 0.5.12 crashes"):
+    with pytest.raises(ValueError, match="score is not supported by a switching engine: SGLang"):
         engine.score(query="a", items=["b", "c"], label_token_ids=[5, 6])
     assert not engine.tokenizer_manager.rid_to_state
 

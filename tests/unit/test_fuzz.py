@@ -88,7 +88,7 @@ def test_a_lost_request_is_noticed(monkeypatch, state):
         play(1, EVERY_STATE)
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(st.sampled_from([1, 4]), SCRIPTS)
 def test_any_script(page, events):
     play(page, events)

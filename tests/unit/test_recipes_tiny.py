@@ -121,6 +121,7 @@ print(json.dumps(losses))
 """
 
 
+@pytest.mark.slow
 def test_teaching_is_the_same_for_the_same_seed(tmp_path):
     losses = [in_a_process(TEACH, tmp_path / folder) for folder in ("a", "b")]
     assert losses[0] == losses[1] and len(losses[0]) == 3
