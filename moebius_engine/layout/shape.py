@@ -41,6 +41,12 @@ class ModelShape:
                 "tie_word_embeddings=True: SGLang 0.5.12 does not tie Qwen3-MoE's output head, which neither such a "
                 "checkpoint nor an update of it would set; save the model untied, with its lm_head.weight"
             )
+        if (quantised := config.get("quantization_config")) is not None:
+            method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
+            raise ValueError(
+                f"quantization_config={method!r}: both layouts hold unquantised experts, whose scales would not be "
+                "moved; use the checkpoint in bfloat16"
+            )
         # transformers 5 writes num_local_experts, older checkpoints num_experts.
         experts = config["num_experts"] if "num_experts" in config else config["num_local_experts"]
         heads = config["num_attention_heads"]

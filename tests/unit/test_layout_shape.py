@@ -43,6 +43,10 @@ def test_head_dim_follows_from_hidden_size_where_it_is_missing():
         ({"model_type": "mixtral"}, r"model_type='mixtral' is not supported: use one of \['qwen3_moe'\]"),
         ({"decoder_sparse_step": 2}, "decoder_sparse_step=2"),
         ({"mlp_only_layers": [0, 3]}, r"mlp_only_layers=\[0, 3\]"),
+        (
+            {"quantization_config": {"quant_method": "fp8"}},
+            "quantization_config='fp8': .* use .* in bfloat16",
+        ),
     ],
 )
 def test_models_without_a_rule_are_refused(change, text):
