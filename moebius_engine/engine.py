@@ -25,7 +25,7 @@ from moebius_engine.blocking import BlockingCalls
 from moebius_engine.sglang import door
 from moebius_engine.sglang.delivery import AsyncOrderedSocket, run_detokenizer
 from moebius_engine.sglang.ports import PortBlock
-from moebius_engine.sglang.process import controller_with_plugins, run_scheduler, run_static_scheduler
+from moebius_engine.sglang.process import controller_with_plugins, run_scheduler, run_static_scheduler, show_warnings
 from moebius_engine.sglang.watch import OutliveSigquit, Watch, let_go, outlive_sigquit
 
 
@@ -84,6 +84,7 @@ class SwitchingEngine(BlockingCalls, Engine):
             self._ports.close()
             atexit.unregister(self.shutdown)
             raise
+        show_warnings(self.server_args.log_level)
         manager = self.tokenizer_manager
         manager.signal_handler_class, manager.score_request = OutliveSigquit, door.refuse_score
         if self.config.policy != "off":

@@ -1,6 +1,7 @@
 """Entry points of SGLang's processes: a rank's scheduler, and the controller that shares out requests to the ranks."""
 
 import functools
+import logging
 import os
 import threading
 from collections.abc import Iterator, Sequence
@@ -57,10 +58,18 @@ def _run(
 ) -> None:
     """Run SGLang's scheduler process with the hooks of this kind of engine and those of what the user has asked for."""
     hooks.apply((*own, *_chosen(config, server_args)))
+    show_warnings(server_args.log_level)
     _take_nothing_to_give_back()
     if server_args.dist_init_addr is None:
         rendezvous.use_loopback(port_args.nccl_port)
     run_scheduler_process(server_args, port_args, server_args.base_gpu_id if config.share_gpu else gpu_id, *args)
+
+
+def show_warnings(log_level: str) -> None:
+    """This package's, such as which path was taken because another one failed, also where SGLang logs errors only, as
+    it does here unless the user says otherwise."""
+    if logging.getLevelNamesMapping()[log_level.upper()] > logging.WARNING:
+        logging.getLogger("moebius_engine").setLevel(logging.WARNING)
 
 
 def _take_nothing_to_give_back() -> None:

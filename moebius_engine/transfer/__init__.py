@@ -26,6 +26,7 @@ def pick(
 
     Raises RuntimeError if "direct" is wanted and does not work here.
     """
+    level = logging.INFO
     if wanted == "collective":
         why = "asked for"
     elif memory is None or cpu_group is None:
@@ -37,7 +38,8 @@ def pick(
         if direct is not None:
             log.info("transfer: direct (%s)", why)
             return direct
+        level = logging.WARNING
     if wanted == "direct":
         raise RuntimeError(f"transfer='direct' does not work here: {why}; use 'auto' or 'collective'")
-    log.info("transfer: collective over %s (%s)", dist.get_backend(group), why)
+    log.log(level, "transfer: collective over %s (%s)", dist.get_backend(group), why)
     return CollectiveTransfer(group)
