@@ -10,7 +10,7 @@ PolicyName = Literal["rollout", "interactive", "ep", "tp", "off"]
 TransferName = Literal["auto", "direct", "collective"]
 CalibrateName = Literal["off", "auto", "file"]
 
-PAPER_THRESHOLD = 256  # requests: Qwen3-235B on 8 H200
+PAPER_THRESHOLD = 256  # requests: Qwen3-235B on 8 H200 with DeepEP
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class SwitchConfig:
         stock SGLang engine; no second layout is built).
     static_layout: with "off", the layout that the stock engine runs.
     threshold: Tℎ, requests in flight above which EP is faster. Without one it is the calibration's, and without that
-        the paper's 256, for Qwen3-235B on 8×H200.
+        the paper's 256, for Qwen3-235B on 8×H200 with DeepEP.
     calibrate: where a threshold that is not given comes from. "auto": measured at start (20 s or less on a GPU once
         kernels are compiled) and kept in a file for the next; "file": from that file, which must be there; "off": the
         paper's. Where one layout is faster at all numbers measured, the engine stays in it.

@@ -42,5 +42,5 @@ def _package(name: str) -> Path:
     """The folder of a package, which is not imported."""
     spec = find_spec(name)
     if spec is None or not spec.submodule_search_locations:
-        raise ModuleNotFoundError(f"there is no package {name}; recipes need verl: pip install 'moebius-rollout[verl]'")
+        raise ModuleNotFoundError(f"there is no package {name}; recipes need verl 0.9.1 (README, Install)")
     return Path(spec.submodule_search_locations[0])

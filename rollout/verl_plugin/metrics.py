@@ -29,6 +29,7 @@ class StepMetric:
 
 STEP_METRICS = (
     StepMetric("step_s", "s", "sum", "max", "duration of the rollout step, until its last response"),
+    StepMetric("threshold", "requests", "last", "max", "where burst and tail part, calibrated or given"),
     StepMetric("burst_s", "s", "sum", "max", "until the requests in flight fall below the threshold for good"),
     StepMetric("tail_s", "s", "sum", "max", "from there to the end"),
     StepMetric("tail_share", "share", "last", "max", "tail_s / step_s"),
