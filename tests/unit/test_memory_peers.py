@@ -49,15 +49,6 @@ class Memory:
         self.mapped.pop((rank, segment.number), None)
 
 
-def run(rank: int, store: str, body) -> None:
-    torch.set_num_threads(1)
-    timeout = timedelta(seconds=TIMEOUT_S)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS, timeout=timeout)
-    peers_module._gpu = lambda device: "one"
-    body(rank)
-    dist.destroy_process_group()
-
-
 def a_rank_that_cannot_map(rank: int) -> None:
     memory = Memory()
     memory.take("weights", (7,), torch.uint8)
@@ -105,8 +96,16 @@ def a_rank_whose_transfer_cannot_be_made(rank: int) -> None:
     assert not memory.mapped
 
 
-@pytest.mark.parametrize(
-    "body", [a_rank_that_cannot_map, a_rank_that_cannot_be_probed, a_rank_whose_transfer_cannot_be_made]
-)
-def test_all_ranks_or_none(body, tmp_path):
-    mp.spawn(run, args=(str(tmp_path / "store"), body), nprocs=RANKS)
+def run_rank(rank: int, store: str) -> None:
+    torch.set_num_threads(1)
+    timeout = timedelta(seconds=TIMEOUT_S)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS, timeout=timeout)
+    peers_module._gpu = lambda device: "one"
+    a_rank_that_cannot_map(rank)
+    a_rank_that_cannot_be_probed(rank)
+    a_rank_whose_transfer_cannot_be_made(rank)
+    dist.destroy_process_group()
+
+
+def test_all_ranks_or_none(tmp_path):
+    mp.spawn(run_rank, args=(str(tmp_path / "store"),), nprocs=RANKS)
