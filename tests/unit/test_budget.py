@@ -1,7 +1,9 @@
 """The memory budget: against the arena, the weight manifest and the transfer's own tables, and the command line."""
 
 import json
+import shlex
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -250,3 +252,11 @@ def test_a_config_without_a_size_is_named(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     result = run("--model", str(tmp_path), "--ranks", "2", "--max-total-tokens", "9")
     assert result.exit_code == 2 and "lacks 'hidden_size'" in result.stderr
+
+
+def test_the_readme_shows_what_the_command_prints():
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    shown = readme[readme.index("$ moebius-rollout budget ") :].partition("```")[0]
+    command, table = shown.replace("\\\n", "").split("\n", 1)
+    printed = run(*shlex.split(command)[3:]).output
+    assert [line.rstrip() for line in printed.splitlines()] == table.rstrip().splitlines()
