@@ -117,7 +117,7 @@ def _steps_table(rows: "list[StepsRow]") -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     titles = ("policy", "total s", "least", "mean", "most", "over worse", "switches", "declined", "refused")
     for title in titles:
-        table.add_column(title, justify="left" if title == "policy" else "right")
+        table.add_column(title, justify="left" if title == "policy" else "right", no_wrap=title == "policy")
     for row in rows:
         gains = (min(row.over_better), fmean(row.over_better), max(row.over_better), max(row.over_worse))
         counts = (row.switches, row.declined, row.refused)
@@ -128,7 +128,7 @@ def _steps_table(rows: "list[StepsRow]") -> Table:
 def _serving_table(rows: "list[ServingRow]") -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("policy", "end s", "switches", "TTFT mean s", "p99 s", "worst 10 s", "TPOT mean ms"):
-        table.add_column(title, justify="left" if title == "policy" else "right")
+        table.add_column(title, justify="left" if title == "policy" else "right", no_wrap=title == "policy")
     for row in rows:
         seconds = (row.ttft_mean, row.ttft_p99, row.ttft_worst_bin)
         table.add_row(
