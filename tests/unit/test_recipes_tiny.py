@@ -154,3 +154,10 @@ def test_the_checkpoint_adds_and_is_not_yet_good_at_it():
     assert 0.3 < statistics.mean(scores) < 0.6
     lengths = sorted(map(len, texts))
     assert lengths[-3] > 4 * lengths[64]
+
+
+def test_the_length_of_the_plain_loop_is_what_the_pages_say():
+    root = Path(__file__).parents[2]
+    lines = len(root.joinpath("recipes/tiny_arithmetic/plain_grpo.py").read_text(encoding="utf-8").splitlines())
+    for page in ("README.md", "docs/other_loops.md"):
+        assert f"GRPO in {lines} lines" in root.joinpath(page).read_text(encoding="utf-8"), (page, lines)
