@@ -1,5 +1,6 @@
 """`moebius-rollout replay`: a recorded step again, in another layout or with another threshold."""
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -52,11 +53,15 @@ def replay_command(
         workloads = read_workloads(file, shape.vocab_size, lengths_only)
     except (ValueError, OSError) as error:
         fail(" ".join(str(error).split()))
-    try:
-        with started_actor(model, ranks, switch, server_args, out) as (actor, runner):
+    with ExitStack() as stack:
+        try:
+            actor, runner = stack.enter_context(started_actor(model, ranks, switch, server_args, out))
+        except ValueError as error:
+            fail(str(error))
+        try:
             runner.run(replay(actor, workloads, timeout_s, lambda report: typer.echo(console_line(report))))
-    except WrongLength as error:
-        fail(str(error), code=1)
+        except WrongLength as error:
+            fail(str(error), code=1)
 
 
 def _shape(model: str) -> Any:

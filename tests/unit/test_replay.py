@@ -207,6 +207,7 @@ async def test_a_response_of_another_length_fails_the_replay(tmp_path):
         (line(), ["--ranks", "3"], "3"),
         (line(), ["--set", "x"], "--set 'x': give argument=value"),
         (line(), ["--set", "pp_size=2"], "pp_size=2: only 1 works with switching"),
+        (line(), ["--set", "foo=1"], "['foo'] are no server arguments of SGLang"),
         (line() + "{}\n", [], "line 2, is not a RecordedRequest"),
         (line(prompt_ids=[512]), [], "line 1: the prompt holds token 512"),
     ],
