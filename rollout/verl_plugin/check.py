@@ -4,6 +4,7 @@ from typing import Any
 
 from omegaconf import DictConfig, open_dict
 
+from moebius_engine.checkpoint import read_hf_config
 from moebius_engine.layout.heads import holders_per_head
 from moebius_engine.layout.shape import ModelShape, check_ranks
 from rollout.verl_plugin import settings
@@ -45,13 +46,10 @@ def check(config: DictConfig) -> None:
 
 
 def _shape(model: DictConfig) -> ModelShape:
-    from transformers import AutoConfig
     from verl.utils.fs import copy_to_local
 
     path = copy_to_local(model.get("hf_config_path") or model.path, use_shm=model.get("use_shm", False))
-    return ModelShape.from_hf_config(
-        AutoConfig.from_pretrained(path, trust_remote_code=model.trust_remote_code).to_dict()
-    )
+    return ModelShape.from_hf_config(read_hf_config(path, {"trust_remote_code": model.trust_remote_code}))
 
 
 def bring_sampler(config: DictConfig) -> None:

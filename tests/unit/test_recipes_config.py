@@ -163,6 +163,7 @@ def test_print_shows_what_verl_gets(tmp_path):
         (["dapo_math", "--print", "--set", "data.train_batch_size=["], "no viable alternative at input '['"),
         (["dapo_math", "--run", "--sample"], "--sample says what to prepare: give --prepare too"),
         (["dapo_math"], "nothing to do: give --print, --prepare or --run"),
+        (["dapo_math", "--prepare", "--sample", "--data", __file__], "data must be a folder"),
     ],
 )
 def test_a_bad_argument_is_one_line_and_exit_code_2(arguments, message):
