@@ -1,5 +1,6 @@
 """A run's configuration, checked before Ray starts, and completed with what the step metrics need."""
 
+import math
 from typing import Any
 
 from omegaconf import DictConfig, open_dict
@@ -23,7 +24,8 @@ def validate_config(upstream, config: DictConfig, *args: Any, **kwargs: Any) -> 
 
 def check(config: DictConfig) -> None:
     """Raises ValueError for a configuration that a moebius rollout cannot honour; says what it has less room for."""
-    found = settings.read(config.actor_rollout_ref.rollout)
+    rollout = config.actor_rollout_ref.rollout
+    found = settings.read(rollout)
     model = config.actor_rollout_ref.model
     lora = model.get("lora") or {}
     rank = max(model.get("lora_rank") or 0, lora.get("rank") or 0)
@@ -43,6 +45,20 @@ def check(config: DictConfig) -> None:
             f"room for 1/{holders} of EP's tokens. A switch to TP with more in flight is refused, and counted in "
             "moebius/refused_switches"
         )
+    burst, most = _burst(config, found.ranks), found.server_args.get("max_running_requests") or rollout.max_num_seqs
+    if burst > most:
+        print(
+            f"moebius: a step has {burst} requests on each replica, and rollout.max_num_seqs lets {most} run at once, "
+            f"which cuts its burst off; set actor_rollout_ref.rollout.max_num_seqs={burst}"
+        )
+
+
+def _burst(config: DictConfig, ranks: int) -> int:
+    """Requests of a training step on each replica, where they are spread evenly."""
+    rollout = config.actor_rollout_ref.rollout
+    hosts = rollout if config.trainer.v1.trainer_mode == "separate_async" else config.trainer
+    replicas = max(1, hosts.nnodes * hosts.n_gpus_per_node // ranks)
+    return math.ceil(config.data.train_batch_size * rollout.n / replicas)
 
 
 def _shape(model: DictConfig) -> ModelShape:

@@ -79,6 +79,8 @@ def test_burst_of_a_step(name, model, prompts, samples, lengths, gpus):
     assert (rollout.name, config.data.train_batch_size, rollout.n) == ("moebius", prompts, samples)
     assert (rollout.prompt_length, rollout.response_length) == lengths
     assert config.trainer.nnodes * config.trainer.n_gpus_per_node == gpus
+    engines = gpus // settings.read(rollout).ranks
+    assert rollout.max_num_seqs >= prompts * samples / engines  # all of them run at once
 
 
 def test_dapo_has_dynamic_sampling_and_overlong_shaping():
