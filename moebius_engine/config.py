@@ -1,6 +1,7 @@
 """Settings of a switching engine."""
 
 from dataclasses import dataclass
+from types import NoneType
 from typing import Literal, get_args
 
 from moebius_engine.layout import Layout
@@ -11,6 +12,14 @@ TransferName = Literal["auto", "direct", "collective"]
 CalibrateName = Literal["off", "auto", "file"]
 
 PAPER_THRESHOLD = 256  # requests: Qwen3-235B on 8 H200 with DeepEP
+
+# Fields, their types, and what to give. True is no number: type() and not isinstance.
+_TYPES = (
+    (("threshold", "low_threshold", "window"), (int, NoneType), "a whole number"),
+    (("cooldown_s",), (int, float, NoneType), "a number of seconds"),
+    (("timeout_s", "silent_s", "stuck_s"), (int, float), "a number of seconds"),
+    (("payoff", "share_gpu", "seeded", "check_bytes", "inject_faults"), (bool,), "True or False"),
+)
 
 
 @dataclass(frozen=True)
@@ -75,9 +84,10 @@ class SwitchConfig:
                 f"static_layout={str(self.static_layout)!r} with policy={self.policy!r}: only policy='off' has one; "
                 "policy='tp' keeps TP with both layouts resident"
             )
-        for name in ("threshold", "low_threshold", "window"):
-            if type(getattr(self, name)) not in (int, type(None)):
-                raise ValueError(f"{name}={getattr(self, name)!r}: a whole number")
+        for names, types, what in _TYPES:
+            for name in names:
+                if type(getattr(self, name)) not in types:
+                    raise ValueError(f"{name}={getattr(self, name)!r}: {what}")
         if self.threshold is not None and self.threshold < 1:
             raise ValueError(f"threshold={self.threshold}: at least 1 request")
         if self.low_threshold is not None:

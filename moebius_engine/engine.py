@@ -7,6 +7,7 @@ from typing import Any
 
 import psutil
 
+from moebius_engine.checkpoint import read_hf_config
 from moebius_engine.config import SwitchConfig
 from moebius_engine.layout import Layout
 from moebius_engine.layout.shape import ModelShape, check_ranks
@@ -54,7 +55,7 @@ class SwitchingEngine(BlockingCalls, Engine):
         self.config = switch or SwitchConfig()
         self.ranks = ranks
         self.calibration = self._calibration = None
-        hf_config = _read_hf_config(model_path, server_args)
+        hf_config = read_hf_config(model_path, server_args)
         self.shape = ModelShape.from_hf_config(hf_config)
         check_ranks(self.shape, ranks)
         server_arguments.check(ranks, server_args)
@@ -167,14 +168,3 @@ class SwitchingEngine(BlockingCalls, Engine):
         self._ports.close()
         self.tokenizer_manager = None
         atexit.unregister(self.shutdown)
-
-
-def _read_hf_config(model_path: str, server_args: dict[str, Any]) -> dict[str, Any]:
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(
-        model_path,
-        trust_remote_code=server_args.get("trust_remote_code", False),
-        revision=server_args.get("revision"),
-    )
-    return config.to_dict()

@@ -25,6 +25,7 @@ from rollout.metrics import JsonLinesSink, Sink, WandbSink
 from rollout.phases import step_report
 from rollout.recovery.asking import keep
 from rollout.recovery.collector import LossCollector
+from rollout.recovery.gate import Gate
 from rollout.recovery.journal import Journal
 from rollout.recovery.keeper import Keeper
 from rollout.recovery.losses import Losses
@@ -67,7 +68,7 @@ class RolloutActor:
             self._sinks.append(WandbSink(dict(wandb)))
         self._dump = None if dump_dir is None else RequestDump(Path(dump_dir))
         self._journal, self._losses, self._reported = Journal(rules.on_policy), Losses(), Losses()
-        self._weights = LastWeights(rules.keep_weights)
+        self._weights, self._gate = LastWeights(rules.keep_weights), Gate()
         self._stale = ""  # why the engine's weights are not those that were asked for
         # After the sinks: a folder or a wandb setting that does not work must not leave processes behind.
         start = engine_factory or _switching_engine()
@@ -142,7 +143,7 @@ class RolloutActor:
     async def _sample(self, prompt: Sequence[int], sampling: Sampling, request_id: str) -> Sample:
         number, first_version = next(self._numbers), self._weight_version
         with self._journal.promised(request_id, prompt, sampling) as promise:
-            finish_reason = await keep(promise, self._keeper, self._usable_version)
+            finish_reason = await keep(promise, self._keeper, self._gate, self._usable_version)
         parts = promise.parts
         tokens = promise.tokens
         self._lengths.append(len(tokens))
@@ -174,24 +175,26 @@ class RolloutActor:
     async def update_weights(self, named_tensors: Iterable[tuple[str, Any]], flush_cache: bool = True) -> UpdateRecord:
         """Loads a full set of (name, tensor) pairs, by their Hugging Face names. The weight version goes up by one.
 
-        Raises ValueError for a missing, misnamed, misshapen or extra tensor; EngineDead if the engine dies meanwhile
-        and the pairs cannot be read again, as those of a generator: the next engine has the weights before them.
+        Waits for the requests in flight; those that come meanwhile wait for it. flush_cache=False keeps cached
+        prefixes, whose KV is that of the old weights. Raises ValueError for a missing, misnamed, misshapen or extra
+        tensor; EngineDead if the engine dies meanwhile and the pairs cannot be read again, as those of a generator: the
+        next engine has the weights before them.
         """
-
         copies: list[tuple[str, Any]] = []
-        if isinstance(named_tensors, Collection):  # the engine looks at all of its names before it writes anything
-            record = await self._keeper.run(
-                lambda engine: engine.async_update_weights(named_tensors, flush_cache=flush_cache)
-            )
-            list(self._weights.copying(named_tensors, copies))
-        else:
-            engine, pairs = await self._keeper.ready(), self._weights.copying(named_tensors, copies)
-            record = await engine.async_update_weights(pairs, flush_cache=flush_cache)
-        if record.tensors:
-            self._weights.complete(copies)
-            self._weight_version += 1
-            self._stale = ""
-        self._weight_update_s += record.seconds
+        async with self._gate.update():
+            if isinstance(named_tensors, Collection):  # the engine looks at all of its names before it writes anything
+                record = await self._keeper.run(
+                    lambda engine: engine.async_update_weights(named_tensors, flush_cache=flush_cache)
+                )
+                list(self._weights.copying(named_tensors, copies))
+            else:
+                engine, pairs = await self._keeper.ready(), self._weights.copying(named_tensors, copies)
+                record = await engine.async_update_weights(pairs, flush_cache=flush_cache)
+            if record.tensors:
+                self._weights.complete(copies)
+                self._weight_version += 1
+                self._stale = ""
+            self._weight_update_s += record.seconds
         return record
 
     async def _prepare(self, engine: Any) -> None:
@@ -250,6 +253,7 @@ class RolloutActor:
         for request_id in asked:
             live[request_id].aborted = True  # it may wait for the next engine, or have to
         await self._keeper.wake()
+        await self._gate.wake()
         if engine := self._keeper.engine:
             with contextlib.suppress(EngineDead):
                 if request_ids is None:

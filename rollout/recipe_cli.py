@@ -32,6 +32,8 @@ def recipe_command(
     from rollout.training import command, compose
 
     folder = data or Path("data") / name
+    if folder.exists() and not folder.is_dir():
+        fail(f"data must be a folder, and {folder} is a file; name another")
     try:
         arguments = overrides(name, folder, model, changes or [])
         trainer = load_model(name, model)[1].trainer

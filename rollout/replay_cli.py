@@ -1,7 +1,8 @@
 """`moebius-rollout replay`: a recorded step again, in another layout or with another threshold."""
 
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -35,8 +36,9 @@ def replay_command(
         fail(f"timeout_s must be above 0 seconds, got {timeout_s}")
     if out is not None and out.exists() and not out.is_dir():
         fail(f"out must be a folder, and {out} is a file; name another")
+    from moebius_engine.checkpoint import read_hf_config
     from moebius_engine.config import SwitchConfig
-    from moebius_engine.layout.shape import check_ranks
+    from moebius_engine.layout.shape import ModelShape, check_ranks
     from moebius_engine.sglang import arguments
     from rollout.metrics import console_line
     from rollout.replay.run import WrongLength, replay, started_actor
@@ -45,23 +47,19 @@ def replay_command(
     try:
         server_args = dict(map(server_argument, changes or []))
         switch = SwitchConfig(policy=policy, threshold=threshold)  # type: ignore[arg-type]  # checked above
-        shape = _shape(model)
+        shape = ModelShape.from_hf_config(read_hf_config(model, server_args))
         check_ranks(shape, ranks)
         arguments.check(ranks, server_args)
         arguments.check_machine(ranks)
         workloads = read_workloads(file, shape.vocab_size, lengths_only)
     except (ValueError, OSError) as error:
         fail(" ".join(str(error).split()))
-    try:
-        with started_actor(model, ranks, switch, server_args, out) as (actor, runner):
+    with ExitStack() as stack:
+        try:
+            actor, runner = stack.enter_context(started_actor(model, ranks, switch, server_args, out))
+        except ValueError as error:
+            fail(str(error))
+        try:
             runner.run(replay(actor, workloads, timeout_s, lambda report: typer.echo(console_line(report))))
-    except WrongLength as error:
-        fail(str(error), code=1)
-
-
-def _shape(model: str) -> Any:
-    from transformers import AutoConfig
-
-    from moebius_engine.layout.shape import ModelShape
-
-    return ModelShape.from_hf_config(AutoConfig.from_pretrained(model).to_dict())
+        except WrongLength as error:
+            fail(str(error), code=1)

@@ -17,8 +17,8 @@ class Sample:
     output_ids: list[int]
     logprobs: list[float]  # of output_ids, under the weights that drew them
     finish_reason: dict[str, Any]
-    weight_version_begin: int  # weight sets received when it was submitted
-    weight_version_end: int  # the same when it ended; differs if an update came in between
+    weight_version_begin: int  # weight sets received when an engine was asked for its first tokens
+    weight_version_end: int  # the same when it ended; differs only if an engine died under it, and an update came then
     resumed: int = 0  # engines that died under it
     # of each engine's part of output_ids, when it was asked for; more than one where a part of a dead engine was kept
     weight_versions: tuple[int, ...] = ()

@@ -67,7 +67,7 @@ def serve_command(
     limits = RequestLimits(body_bytes=max_body_mb << 20, samples=max_samples)
     try:
         engine = HttpEngine(model, ranks=ranks, switch=config, limits=limits, host=host, port=port, **arguments)
-    except (ValueError, OSError) as error:  # a name that is no checkpoint is an OSError of transformers
+    except (ValueError, OSError) as error:  # OSError: transformers', of a checkpoint without its tokenizer
         fail(" ".join(str(error).split()))
     try:
         engine.serve(ready=lambda: typer.echo(f"{model} is served at {engine.server_args.url()} by {ranks} ranks"))

@@ -29,11 +29,11 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from moebius_engine.checkpoint import read_hf_config
 from moebius_engine.config import SwitchConfig
 from moebius_engine.layout import Layout
 from moebius_engine.layout.shape import ModelShape, check_ranks
 from moebius_engine.vitals import EngineDead
-from rollout.budget_cli import read_config
 from rollout.checksum import Digests, checksum
 from rollout.findings import Answer, Findings
 from rollout.forced import ForcedFindings
@@ -110,7 +110,7 @@ def run(
     columns = (TextColumn("{task.description:<20}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with tempfile.TemporaryDirectory() as folder, Progress(*columns, console=console) as progress:
         model = model or _small_model(folder, ranks)
-        shape = ModelShape.from_hf_config(read_config(model))
+        shape = ModelShape.from_hf_config(read_hf_config(model, server_args))
         check_ranks(shape, ranks)
         requests = make_requests(streams * REQUESTS_PER_STREAM, shape.vocab_size)
         for layout in (Layout.TP, Layout.EP):

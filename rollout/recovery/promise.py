@@ -54,15 +54,15 @@ class Promise:
         return [logprob for part in self.parts for logprob in part.logprobs]
 
     @property
-    def left(self) -> int:
-        """Tokens that it may still get."""
-        limit = self.sampling.get("max_new_tokens")
-        return (DEFAULT_MAX_NEW_TOKENS if limit is None else limit) - len(self.tokens)
+    def left(self) -> int | None:
+        """Tokens that it may still get. None, as to SGLang: as many as there is room for, which the engine knows."""
+        limit = self.sampling.get("max_new_tokens", DEFAULT_MAX_NEW_TOKENS)
+        return None if limit is None else limit - len(self.tokens)
 
     @property
     def complete(self) -> bool:
         """All its tokens are here, though the engine died before it said so."""
-        return bool(self.parts) and self.left <= 0
+        return bool(self.parts) and self.left is not None and self.left <= 0
 
     def engine_died(self, part: Part) -> None:
         """Keeps what the engine had generated, if the next one can go on from it."""

@@ -1,5 +1,6 @@
 """Writes the requests of each rollout step to a file of its own."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,12 +9,15 @@ from moebius_engine.telemetry import to_json_line
 from rollout.line_file import LineFile
 from rollout.replay.request import VERSION, RecordedRequest, distribution
 
+log = logging.getLogger(__name__)
+
 
 class RequestDump:
     """`step_<number>.jsonl` in a folder, one RecordedRequest a line, in the order in which they ended.
 
     A line is in the file when `write` returns, unless the disk is full. A step that is begun again, as after a restart,
-    is written anew.
+    is written anew. A step whose file cannot be opened is left out, and the log says so: a rollout must not be lost for
+    its record.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -25,7 +29,11 @@ class RequestDump:
     def begin(self, step: int) -> None:
         self.end()
         self._step = step
-        self._file = LineFile(self._folder / f"step_{step}.jsonl", append=False)
+        path = self._folder / f"step_{step}.jsonl"
+        try:
+            self._file = LineFile(path, append=False)
+        except OSError as error:
+            log.error("the requests of step %s are not written down: %s", step, error)
 
     def write(
         self,

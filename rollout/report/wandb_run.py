@@ -21,6 +21,7 @@ from rollout.verl_plugin.metrics import STEP_METRICS
 _TIMEOUT_S = 300.0
 _KNOWN = {metric.field for metric in METRICS} | {metric.name for metric in STEP_METRICS}
 _REPLICA = re.compile(r"replica_(\d+)/(.+)")
+_NOT_OF_THE_SWITCH = ("ranks", "dump_dir")  # keys of engine_kwargs.moebius that are no field of SwitchConfig
 _POLICIES: Mapping[str, Kind] = {"tp": "tp", "ep": "ep", "rollout": "switching", "interactive": "switching"}
 
 
@@ -64,14 +65,20 @@ def _settings(config: Mapping[str, Any], path: Path) -> SwitchConfig | None:
         return None
     given = (rollout.get("engine_kwargs") or {}).get("moebius") or {}
     try:
-        return SwitchConfig(**{name: value for name, value in given.items() if name != "ranks"})
+        return SwitchConfig(**{name: value for name, value in given.items() if name not in _NOT_OF_THE_SWITCH})
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: its engine_kwargs.moebius is not of this version: {error}") from error
 
 
 def _step(item: Mapping[str, Any], threshold: int | None, where: str) -> Step | None:
     """None for a line of other metrics, or one before a rollout step has ended."""
-    ours = {key.removeprefix(PREFIX): value for key, value in item.items() if key.startswith(PREFIX)}
+    # A plot or a table (curves.py) is several keys, NAME._type, NAME.path and so on.
+    media = tuple(key.removesuffix("_type") for key in item if key.endswith("._type"))
+    ours = {
+        key.removeprefix(PREFIX): value
+        for key, value in item.items()
+        if key.startswith(PREFIX) and not key.startswith(media)
+    }
     if "step_s" not in ours:
         return None
     replicas: dict[str, dict[str, Any]] = {}

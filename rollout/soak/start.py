@@ -10,13 +10,14 @@ from rollout.actor import RolloutActor
 from rollout.soak.counts import Counts
 from rollout.soak.mix import Mix
 from rollout.soak.run import RECOVERY, SERVER, SWITCH, Soak
+from rollout.verify import model_shape
 
 LAYERS = 4
 
 
 def soak(folder: str, minutes: float, faults: bool, ranks: int, seed: int) -> Counts:
     """Make a model in `folder` and run."""
-    model = make_tiny_moe(folder, layers=LAYERS, experts=4 * ranks)
+    model = make_tiny_moe(folder, layers=LAYERS, **model_shape(ranks))
     actor = RolloutActor(str(model), ranks=ranks, switch=SWITCH, server_args=SERVER, recovery=RECOVERY)
     columns = TextColumn("{task.fields[counts]}", markup=False)
     with Progress(TimeElapsedColumn(), columns, transient=True) as progress:

@@ -1,9 +1,11 @@
 """A run's configuration, checked before Ray starts, and completed with what the step metrics need."""
 
+import math
 from typing import Any
 
 from omegaconf import DictConfig, open_dict
 
+from moebius_engine.checkpoint import read_hf_config
 from moebius_engine.layout.heads import holders_per_head
 from moebius_engine.layout.shape import ModelShape, check_ranks
 from rollout.verl_plugin import settings
@@ -22,7 +24,8 @@ def validate_config(upstream, config: DictConfig, *args: Any, **kwargs: Any) -> 
 
 def check(config: DictConfig) -> None:
     """Raises ValueError for a configuration that a moebius rollout cannot honour; says what it has less room for."""
-    found = settings.read(config.actor_rollout_ref.rollout)
+    rollout = config.actor_rollout_ref.rollout
+    found = settings.read(rollout)
     model = config.actor_rollout_ref.model
     lora = model.get("lora") or {}
     rank = max(model.get("lora_rank") or 0, lora.get("rank") or 0)
@@ -42,16 +45,27 @@ def check(config: DictConfig) -> None:
             f"room for 1/{holders} of EP's tokens. A switch to TP with more in flight is refused, and counted in "
             "moebius/refused_switches"
         )
+    burst, most = _burst(config, found.ranks), found.server_args.get("max_running_requests") or rollout.max_num_seqs
+    if burst > most:
+        print(
+            f"moebius: a step has {burst} requests on each replica, and rollout.max_num_seqs lets {most} run at once, "
+            f"which cuts its burst off; set actor_rollout_ref.rollout.max_num_seqs={burst}"
+        )
+
+
+def _burst(config: DictConfig, ranks: int) -> int:
+    """Requests of a training step on each replica, where they are spread evenly."""
+    rollout = config.actor_rollout_ref.rollout
+    hosts = rollout if config.trainer.v1.trainer_mode == "separate_async" else config.trainer
+    replicas = max(1, hosts.nnodes * hosts.n_gpus_per_node // ranks)
+    return math.ceil(config.data.train_batch_size * rollout.n / replicas)
 
 
 def _shape(model: DictConfig) -> ModelShape:
-    from transformers import AutoConfig
     from verl.utils.fs import copy_to_local
 
     path = copy_to_local(model.get("hf_config_path") or model.path, use_shm=model.get("use_shm", False))
-    return ModelShape.from_hf_config(
-        AutoConfig.from_pretrained(path, trust_remote_code=model.trust_remote_code).to_dict()
-    )
+    return ModelShape.from_hf_config(read_hf_config(path, {"trust_remote_code": model.trust_remote_code}))
 
 
 def bring_sampler(config: DictConfig) -> None:

@@ -21,4 +21,4 @@ class MoebiusReplica(SGLangReplica):
 
     async def launch_servers(self) -> None:
         await super().launch_servers()
-        servers.append(self.server_handle)
+        servers[self.replica_rank] = self.server_handle

@@ -46,4 +46,6 @@ def step_metrics(step: int) -> dict[str, float]:
 
 
 def _ask(method: str, **arguments: Any) -> list[Any]:
-    return ray.get([getattr(server, method).remote(**arguments) for server in servers], timeout=_TIMEOUT_S)
+    """The answers of all servers, in the order of their ranks, which verl counts from 0 without a gap."""
+    calls = [getattr(server, method).remote(**arguments) for _, server in sorted(servers.items())]
+    return ray.get(calls, timeout=_TIMEOUT_S)

@@ -45,7 +45,7 @@ class MoebiusServer(SGLangHttpServer):
         self.steps = Steps(self.engine, self.dump)
         self._released: set[str] = set()  # of the tags of memory
         self._numbers = itertools.count()  # of the requests, as they are sent
-        self.seeds = Seeds(self.config.seed)
+        self.seeds = Seeds(self.config.seed, self.replica_rank)
         self.tokenizer_manager = self.engine.tokenizer_manager
         self._server_port = self.engine.server_args.port
 

@@ -2,5 +2,5 @@
 
 from typing import Any
 
-servers: list[Any] = []
-"""Their Ray handles, one a replica, in the order of their start."""
+servers: dict[int, Any] = {}
+"""Rank of a replica → the Ray handle of its server. They start side by side, so that any may be there first."""

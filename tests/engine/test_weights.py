@@ -5,6 +5,8 @@ import asyncio
 import pytest
 from safetensors.torch import load_file
 
+from rollout.actor import RolloutActor
+from rollout.sample import Sample
 from tests.engine.inflight import GREEDY, logprob_difference, paused, prompts, wait_for_steps
 from tests.engine.test_switch import digest, expected_experts
 
@@ -123,6 +125,29 @@ def test_flushing_under_requests_is_refused_and_nothing_dies(engine, weights):
     answers = engine._run(go())
     assert [answer["output_ids"] for answer in answers] == [answer["output_ids"] for answer in expected]
     assert engine.weight_digests() == before
+
+
+def test_an_update_of_the_actor_waits_for_requests_and_later_ones_for_it(engine, weights, monkeypatch):
+    monkeypatch.setattr(engine, "shutdown", lambda: None)  # the other tests' engine, too
+    expected = engine.generate(input_ids=prompts(4), sampling_params=GREEDY)
+
+    async def go() -> list[list[list[Sample]]]:
+        actor = RolloutActor("unused", engine_factory=lambda *_, **__: engine)
+        first = asyncio.ensure_future(actor.generate_batch(prompts(4), sampling=GREEDY))
+        await wait_for_steps(engine, 6)
+        update = asyncio.ensure_future(actor.update_weights(weights(0.8).items()))
+        await asyncio.sleep(0)
+        late = asyncio.ensure_future(actor.generate_batch(prompts(4), sampling=GREEDY))
+        answers = [await first, await late]
+        await update
+        actor.shutdown()
+        return answers
+
+    old, new = ([sample for (sample,) in batch] for batch in engine._run(go()))
+    tokens = [answer["output_ids"] for answer in expected]
+    assert [sample.output_ids for sample in old] == tokens != [sample.output_ids for sample in new]
+    assert {(sample.weight_version_begin, sample.weight_version_end) for sample in old} == {(0, 0)}
+    assert {(sample.weight_version_begin, sample.weight_version_end) for sample in new} == {(1, 1)}
 
 
 def missing(new):

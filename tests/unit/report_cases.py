@@ -51,19 +51,26 @@ def three_runs(folder: Path) -> Path:
 _LOGGER = """
 import json, sys
 import wandb
-folder, config, lines = json.loads(sys.argv[1])
+from moebius_engine.telemetry import StepReport
+from rollout.verl_plugin.curves import log_curves
+folder, config, lines, curves = json.loads(sys.argv[1])
 wandb.init(project="moebius", dir=folder, mode="offline", config=config)  # as verl's Tracking does
 for step, line in lines:
+    log_curves([([StepReport(**report)], []) for report in curves.get(str(step), ())], step)
     wandb.log(line, step=step)
 wandb.finish()
 """
 
 
-def wandb_run(folder: Path, config: dict, lines: list[tuple[int, dict]]) -> Path:
-    """The folder of a real offline run, logged by a process of its own, since wandb keeps one run a process."""
+def wandb_run(folder: Path, config: dict, lines: list[tuple[int, dict]], curves=None) -> Path:
+    """The folder of a real offline run, logged by a process of its own, since wandb keeps one run a process.
+
+    curves: step → the replicas' reports, whose requests in flight the verl plug-in plots beside the step's line.
+    """
     folder.mkdir(parents=True)
     environment = os.environ | {"WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false"}
-    arguments = [sys.executable, "-c", _LOGGER, json.dumps([str(folder), config, lines])]
+    plotted = {step: [report.model_dump(mode="json") for report in reports] for step, reports in (curves or {}).items()}
+    arguments = [sys.executable, "-c", _LOGGER, json.dumps([str(folder), config, lines, plotted])]
     subprocess.run(arguments, env=environment, check=True, timeout=120)
     (run,) = (folder / "wandb").glob("offline-run-*")
     return run

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from moebius_engine.config import SwitchConfig
+from moebius_engine.config import _TYPES, SwitchConfig
 
 
 @pytest.mark.parametrize(
@@ -38,6 +38,15 @@ def test_frozen():
         ({"threshold": "256"}, "threshold='256': a whole number"),
         ({"threshold": 2.5}, "threshold=2.5: a whole number"),
         ({"window": True}, "window=True: a whole number"),
+        ({"timeout_s": "300"}, "timeout_s='300': a number of seconds"),
+        ({"timeout_s": None}, "timeout_s=None: a number of seconds"),
+        ({"silent_s": True}, "silent_s=True: a number of seconds"),
+        ({"stuck_s": "120"}, "stuck_s='120': a number of seconds"),
+        ({"cooldown_s": "5"}, "cooldown_s='5': a number of seconds"),
+        ({"seeded": "yes"}, "seeded='yes': True or False"),
+        ({"payoff": "false"}, "payoff='false': True or False"),
+        ({"share_gpu": 1}, "share_gpu=1: True or False"),
+        ({"check_bytes": None}, "check_bytes=None: True or False"),
         ({"calibrate": "on"}, "calibrate='on' is unknown: use one of"),
         (
             {"policy": "interactive", "calibrate": "auto", "low_threshold": 9},
@@ -58,3 +67,9 @@ def test_frozen():
 def test_contradictions_are_refused(settings, text):
     with pytest.raises(ValueError, match=text):
         SwitchConfig(**settings)
+
+
+def test_every_field_has_a_check_of_its_type():
+    typed = {name for names, _, _ in _TYPES for name in names}
+    named = {"policy", "static_layout", "calibrate", "transfer"}  # one of a few words
+    assert typed | named == {field.name for field in dataclasses.fields(SwitchConfig)}

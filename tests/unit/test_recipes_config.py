@@ -79,6 +79,8 @@ def test_burst_of_a_step(name, model, prompts, samples, lengths, gpus):
     assert (rollout.name, config.data.train_batch_size, rollout.n) == ("moebius", prompts, samples)
     assert (rollout.prompt_length, rollout.response_length) == lengths
     assert config.trainer.nnodes * config.trainer.n_gpus_per_node == gpus
+    engines = gpus // settings.read(rollout).ranks
+    assert rollout.max_num_seqs >= prompts * samples / engines  # all of them run at once
 
 
 def test_dapo_has_dynamic_sampling_and_overlong_shaping():
@@ -163,6 +165,7 @@ def test_print_shows_what_verl_gets(tmp_path):
         (["dapo_math", "--print", "--set", "data.train_batch_size=["], "no viable alternative at input '['"),
         (["dapo_math", "--run", "--sample"], "--sample says what to prepare: give --prepare too"),
         (["dapo_math"], "nothing to do: give --print, --prepare or --run"),
+        (["dapo_math", "--prepare", "--sample", "--data", __file__], "data must be a folder"),
     ],
 )
 def test_a_bad_argument_is_one_line_and_exit_code_2(arguments, message):

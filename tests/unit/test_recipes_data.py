@@ -7,6 +7,7 @@ from math import comb, factorial, gcd, isqrt
 
 import pytest
 from datasets import Dataset, load_dataset
+from typer.testing import CliRunner
 
 from recipes.dapo_math import data as dapo
 from recipes.deepmath_grpo import data as deepmath
@@ -16,6 +17,7 @@ from recipes.recipe import Source, load, names, overrides
 from recipes.rows import FEATURES, verl_rows
 from recipes.tiny_arithmetic.tokenizer import character_tokenizer
 from recipes.tiny_moe import byte_tokenizer
+from rollout.cli import app
 from rollout.training import compose
 
 
@@ -126,6 +128,18 @@ def test_the_data_set_is_asked_for_at_its_revision(monkeypatch, name, path, rows
         prepare(name, tmp_path / "data")
     assert asked == {"path": path, "revision": source.revision, "split": "train"}
     assert not (tmp_path / "data").exists()
+
+
+def test_a_data_set_that_cannot_be_loaded_is_one_line(monkeypatch, tmp_path):
+    def unreachable(*_, **__):
+        raise ConnectionError("Couldn't reach it\non the Hub")
+
+    monkeypatch.setattr(loader, "load_dataset", unreachable)
+    result = CliRunner().invoke(app, ["recipe", "deepmath_grpo", "--prepare", "--data", str(tmp_path)])
+    assert result.exit_code == 2
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("Error: zwhe99/DeepMath-103K at 5cf055d") and "Couldn't reach it on the Hub" in line
+    assert "--sample" in line
 
 
 @pytest.mark.parametrize(("name", "counts"), [("dapo_math", (31, 1)), ("deepmath_grpo", (63, 1))])

@@ -122,6 +122,74 @@ async def test_an_update_under_which_the_engine_dies(caplog):
     actor.shutdown()
 
 
+async def update_under(actor, fleet):
+    """A request that has BUNDLE of 20 tokens, an update to weights 5 that waits for it, and a later request."""
+    first = asyncio.ensure_future(actor.generate_batch([[1]], sampling=sampling(20), request_ids=["first"]))
+    await settled()
+    fleet.last.advance(BUNDLE)
+    update = asyncio.ensure_future(actor.update_weights([("a", torch.tensor(5))]))
+    await settled()
+    late = asyncio.ensure_future(actor.generate_batch([[2]], sampling=sampling(20), request_ids=["late"]))
+    await settled()
+    assert not update.done() and fleet.last.version == 0 and set(fleet.last._live) == {"first"}
+    return first, update, late
+
+
+async def test_an_update_waits_for_requests_in_flight_and_later_ones_wait_for_it():
+    actor, fleet = make()
+    first, update, late = await update_under(actor, fleet)
+    ((old,),), ((new,),) = await finish(fleet, first), await finish(fleet, late)
+    assert (await update).tensors == 1
+    assert old.output_ids == response([1], 20) and new.output_ids == response([2], 20, weights=5)
+    assert [(x.weight_version_begin, x.weight_version_end, x.weight_versions) for x in (old, new)] == [
+        (0, 0, (0,)), (1, 1, (1,)),
+    ]  # fmt: skip
+    actor.shutdown()
+
+
+async def test_a_request_that_waits_for_an_update_can_be_aborted():
+    actor, fleet = make()
+    first, update, late = await update_under(actor, fleet)
+    assert await actor.abort(["late"]) == ["late"]
+    ((sample,),) = await asyncio.wait_for(late, 1)
+    assert (sample.finish_reason["type"], sample.output_ids) == ("abort", [])
+    assert not update.done()
+    await finish(fleet, first)
+    await asyncio.wait_for(update, 1)
+    actor.shutdown()
+
+
+async def test_a_death_ends_the_wait_of_an_update_and_each_part_has_its_version():
+    actor, fleet = make()
+    first, update, late = await update_under(actor, fleet)
+    fleet.last.die()
+    await asyncio.wait_for(update, 5)
+    ((old,),), ((new,),) = await finish(fleet, first), await finish(fleet, late)
+    kept = response([1], BUNDLE)
+    assert old.output_ids == kept + response([1, *kept], 20 - BUNDLE, weights=5)
+    assert (old.weight_version_begin, old.weight_version_end, old.weight_versions) == (0, 1, (0, 1))
+    assert (new.output_ids, new.resumed) == (response([2], 20, weights=5), 0)
+    actor.shutdown()
+
+
+async def test_a_request_that_waits_for_an_update_asks_the_engine_that_lives_then():
+    actor, fleet = make()
+    first, update, late = await update_under(actor, fleet)
+    dying = fleet.last
+    write = dying.async_update_weights
+
+    async def die_first(*arguments, **flags):
+        dying.die()
+        return await write(*arguments, **flags)
+
+    dying.async_update_weights = die_first
+    await finish(fleet, first)
+    ((new,),) = await finish(fleet, late)
+    assert (await update).tensors == 1 and fleet.last is not dying
+    assert (new.output_ids, new.resumed, new.weight_versions) == (response([2], 20, weights=5), 0, (1,))
+    actor.shutdown()
+
+
 async def test_a_spent_budget_is_one_clear_error_for_everyone():
     actor, fleet = make(max_restarts=1)
     batch = asyncio.ensure_future(actor.generate_batch([[1], [2]], sampling=sampling(20)))

@@ -108,6 +108,13 @@ def test_on_policy_drops_the_tokens():
     assert promise.ask() == ([1], {"max_new_tokens": 9})
 
 
+def test_a_length_of_none_is_what_there_is_room_for_and_no_default():
+    promise = Promise("a", [1], {"max_new_tokens": None})
+    promise.engine_died(Part([5] * 200, [-1.0] * 200, 0))
+    assert not promise.complete
+    assert promise.ask() == ([1, *[5] * 200], {"max_new_tokens": None})
+
+
 def test_the_default_length_is_sglangs():
     from sglang.srt.sampling.sampling_params import SamplingParams
 

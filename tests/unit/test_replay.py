@@ -168,6 +168,17 @@ def test_a_dump_dir_that_is_a_file_starts_no_engine(tmp_path):
         RolloutActor("unused", dump_dir=tmp_path / "file", engine_factory=lambda *_, **__: pytest.fail("started"))
 
 
+async def test_a_step_whose_file_cannot_be_opened_loses_no_sample(tmp_path, caplog):
+    (tmp_path / "step_3.jsonl").mkdir()
+    actor, batch = await dumped(tmp_path)
+    assert [len(sample.output_ids) for samples in batch for sample in samples] == [30, 20, 10, 5]
+    (record,) = caplog.records
+    assert "the requests of step 3 are not written down" in record.message and "step_3.jsonl" in record.message
+    await actor.begin_step(4)
+    await actor.generate_batch([[5]], sampling={"max_new_tokens": 2})
+    assert len(list(read_json_lines(tmp_path / "step_4.jsonl", RecordedRequest))) == 1
+
+
 async def test_a_replay_reports_each_step(tmp_path):
     await dumped(tmp_path)
     actor = RolloutActor("unused", switch={"policy": "tp"}, engine_factory=StandInEngine)
@@ -196,6 +207,7 @@ async def test_a_response_of_another_length_fails_the_replay(tmp_path):
         (line(), ["--ranks", "3"], "3"),
         (line(), ["--set", "x"], "--set 'x': give argument=value"),
         (line(), ["--set", "pp_size=2"], "pp_size=2: only 1 works with switching"),
+        (line(), ["--set", "foo=1"], "['foo'] are no server arguments of SGLang"),
         (line() + "{}\n", [], "line 2, is not a RecordedRequest"),
         (line(prompt_ids=[512]), [], "line 1: the prompt holds token 512"),
     ],

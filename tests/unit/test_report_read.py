@@ -17,13 +17,17 @@ UPDATE = UpdateRecord(seconds=0.5, bytes=8, tensors=1, layout="ep")
 
 @pytest.fixture(scope="module")
 def of_verl(tmp_path_factory):
-    """A run such as verl logs it: a validation line, a step, and a step of two replicas."""
-    one = merge([([synthetic("switching", 1, 2, 2)], [UPDATE])])
-    two = merge([([synthetic("switching", 2, 2, 5)], []), ([synthetic("switching", 2, 4, 1)], [])])
+    """A run such as verl logs it: a validation line, a step, and a step of two replicas, with their plots."""
+    reports = {
+        1: [synthetic("switching", 1, 2, 2)],
+        2: [synthetic("switching", 2, *times) for times in ((2, 5), (4, 1))],
+    }
+    one = merge([(reports[1], [UPDATE])])
+    two = merge([([report], []) for report in reports[2]])
     lines = [(0, {"val/reward": 0.25} | merge([([], [UPDATE])]))]
     lines += [(step, {"training/global_step": step, "timing_s/gen": 9.5} | line) for step, line in ((1, one), (2, two))]
-    config = verl_config(policy="rollout", threshold=4, ranks=2)
-    folder = wandb_run(tmp_path_factory.mktemp("verl") / "a", config, lines)
+    config = verl_config(policy="rollout", threshold=4, ranks=2, dump_dir="/data/requests")
+    folder = wandb_run(tmp_path_factory.mktemp("verl") / "a", config, lines, curves=reports)
     (run,) = read_runs([str(folder)])
     return folder, run
 

@@ -7,6 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moebius_engine.layout.shape import ModelShape, check_ranks
+from rollout.budget_cli import read_config
+from rollout.soak import start
 from rollout.soak.counts import Counts
 from rollout.soak.mix import Happening, Mix
 
@@ -47,3 +50,17 @@ def test_responses_are_compared_with_an_undisturbed_run(tokens, complete, lost, 
     counts.compare(tokens, [1, 2, 3], complete)
     assert (counts.lost, counts.tokens_differ, counts.tokens_compared) == (lost, differ, len(tokens))
     assert counts.ok == (not lost and not differ)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 6])
+def test_the_model_is_made_for_the_ranks(monkeypatch, tmp_path, ranks):
+    class Started(Exception):
+        pass
+
+    def actor(model, ranks, **_):
+        check_ranks(ModelShape.from_hf_config(read_config(model)), ranks)
+        raise Started
+
+    monkeypatch.setattr(start, "RolloutActor", actor)
+    with pytest.raises(Started):
+        start.soak(str(tmp_path), 1.0, False, ranks, 0)

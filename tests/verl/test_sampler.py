@@ -1,5 +1,6 @@
 """The sampler that the plug-in names is verl's own but for the metrics."""
 
+import asyncio
 from types import SimpleNamespace
 
 import pytest
@@ -7,6 +8,8 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from rollout.verl_plugin import check, sampler
 from rollout.verl_plugin.cpu.train import compose
+from rollout.verl_plugin.rows import load_replica
+from tests.verl.test_metrics import report
 
 FILTER = ("algorithm.filter_groups.enable=True", "algorithm.filter_groups.max_inflight_gen_batches=3")
 
@@ -35,8 +38,33 @@ def test_the_sampler_is_set_up_as_verls_own(mode, overrides):
 
 
 def test_no_server_no_metrics(monkeypatch):
-    monkeypatch.setattr(sampler, "servers", [])
+    monkeypatch.setattr(sampler, "servers", {})
     assert sampler.step_metrics(1) == {}
+
+
+async def test_replicas_are_numbered_by_their_rank_whichever_started_first(monkeypatch):
+    load_replica()  # verl's SGLang modules do not import before
+    from verl.workers.rollout.sglang_rollout.async_sglang_server import SGLangReplica
+
+    from rollout.verl_plugin import replica
+
+    started: dict = {}
+    monkeypatch.setattr(replica, "servers", started)
+    monkeypatch.setattr(sampler, "servers", started)
+
+    async def launch(self):
+        await asyncio.sleep(0.01 * (3 - self.replica_rank))
+        reports = [report(4.0 + self.replica_rank)], []
+        self._server_handle = SimpleNamespace(take_reports=SimpleNamespace(remote=lambda: reports))
+
+    monkeypatch.setattr(SGLangReplica, "launch_servers", launch)
+    monkeypatch.setattr(sampler.ray, "get", lambda calls, timeout: calls)
+    replicas = [object.__new__(replica.MoebiusReplica) for _ in range(3)]
+    for rank, one in enumerate(replicas):
+        one.replica_rank = rank
+    await asyncio.gather(*(one.launch_servers() for one in replicas))
+    metrics = sampler.step_metrics(1)
+    assert [metrics[f"moebius/replica_{rank}/step_s"] for rank in range(3)] == [4.0, 5.0, 6.0]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Settings that a moebius rollout cannot honour are refused by name, before Ray starts."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,22 @@ def test_that_tp_has_less_room_is_said_before_ray_starts(tiny_moe, tmp_path, cap
     check.check(config(str(tmp_path)))
     said = capsys.readouterr().out
     assert told in said and bool(told) == ("KV heads" in said)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["data.train_batch_size=64", "actor_rollout_ref.rollout.n=4"], ""),
+        (["data.train_batch_size=64", "actor_rollout_ref.rollout.n=5"], "320 requests on each replica.*lets 256 run"),
+        (["data.train_batch_size=64", "actor_rollout_ref.rollout.n=5", "trainer.nnodes=2"], ""),
+        (["data.train_batch_size=64", "actor_rollout_ref.rollout.max_num_seqs=63"], "set .*max_num_seqs=64"),
+        (["data.train_batch_size=64", KWARGS + "sglang.max_running_requests=8"], "lets 8 run at once"),
+    ],
+)
+def test_that_the_burst_is_cut_off_is_said_before_ray_starts(tiny_moe, capsys, overrides, told):
+    check.check(config(tiny_moe, *overrides))
+    said = capsys.readouterr().out
+    assert re.search(told, said) and bool(told) == ("burst" in said)
 
 
 def test_other_rollouts_are_left_alone(tiny_moe):

@@ -20,6 +20,7 @@ from rollout.train_cli import COLUMNS
         ([], "only --tiny runs here"),
         (["--tiny", "--steps", "0"], "steps must be at least 1, got 0"),
         (["--tiny", "--policy", "both"], "policy='both' is unknown"),
+        (["--tiny", "--policy", "off"], "policy='off' is unknown: use one of ['rollout', 'interactive', 'ep', 'tp']"),
     ],
 )
 def test_a_bad_argument_is_refused(options, message):
