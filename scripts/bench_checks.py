@@ -21,12 +21,12 @@ import torch
 import torch.distributed as dist
 import typer
 
+from moebius_engine.exchange import agree
 from moebius_engine.layout import Layout, other
 from moebius_engine.layout.plan import expert_blocks
 from moebius_engine.layout.shape import ModelShape
 from moebius_engine.layout.slots import layer_order
 from moebius_engine.memory.arena import Arena
-from moebius_engine.sglang.exchange import agree
 from moebius_engine.transfer.base import LayerMove
 from moebius_engine.transfer.checks import EVERY, Checks
 from moebius_engine.transfer.collective import CollectiveTransfer

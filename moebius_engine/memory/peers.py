@@ -9,6 +9,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from moebius_engine.exchange import agree
 from moebius_engine.memory.descriptors import Mailbox, send
 from moebius_engine.memory.exportable import Memory
 from moebius_engine.memory.segments import Segment
@@ -63,9 +64,8 @@ class Peers:
             yield
         except (RuntimeError, OSError) as error:
             cause = error
-        told = self._gather("" if cause is None else f"{type(cause).__name__}: {cause}")
-        if failed := [f"rank {rank}: {why}" for rank, why in enumerate(told) if why]:
-            raise RuntimeError("; ".join(failed)) from cause
+        if failed := agree(None if cause is None else f"{type(cause).__name__}: {cause}", self.group):
+            raise RuntimeError(failed) from cause
 
     def address(self, rank: int, own: int) -> int:
         """Where this process sees, on `rank`, what lies at address `own` on this rank. Raises ValueError if `own` is
@@ -143,12 +143,9 @@ def wake_all(memory: Memory, tags: Iterable[str], group: dist.ProcessGroup) -> N
         memory.wake(tags)
     except MemoryError as error:
         reason = str(error)
-    reasons: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(reasons, reason, group=group)
-    short = [f"rank {rank}: {text}" for rank, text in enumerate(reasons) if text]
-    if short:
+    if short := agree(reason, group):
         memory.sleep(tags)
-        raise MemoryError("; ".join(short))
+        raise MemoryError(short)
 
 
 def _host() -> str:

@@ -8,9 +8,9 @@ from typing import Any
 import torch.distributed as dist
 from sglang.srt.managers.schedule_batch import Req
 
+from moebius_engine.exchange import exchange
 from moebius_engine.layout.partition import Capacity, partition, spread
 from moebius_engine.sglang import requests
-from moebius_engine.sglang.exchange import exchange
 from moebius_engine.sglang.placement import Held
 from moebius_engine.sglang.roster import Roster
 

@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
+from moebius_engine.exchange import agree
 from moebius_engine.layout import Layout
 from moebius_engine.layout.plan import Block, RowMove, kv_blocks
 from moebius_engine.memory.scratch import Scratch
 from moebius_engine.sglang import grammars, handover, kv_rows, placement, requests, row_moves
 from moebius_engine.sglang.aside import Aside
-from moebius_engine.sglang.exchange import agree
 from moebius_engine.sglang.grammars import Grammars
 from moebius_engine.sglang.handover import Handover
 from moebius_engine.sglang.kv_check import Digests, differences, kv_digests

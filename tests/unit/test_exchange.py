@@ -6,7 +6,7 @@ import pytest
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from moebius_engine.sglang.exchange import _SHORT, exchange
+from moebius_engine.exchange import _SHORT, exchange
 
 
 def said(rank: int, lengths: tuple[int, ...]) -> bytes:

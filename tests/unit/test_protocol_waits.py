@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from moebius_engine.sglang.exchange import agree, exchange
+from moebius_engine.exchange import agree, exchange
 
 CLOSED = "Connection (closed|reset) by peer"
 START_S, DEADLINE_S = 120, 2  # of the start on a busy machine, and of the group under test

@@ -17,7 +17,7 @@ HARMLESS = {"json.loads"}
 
 KNOWN = {
     "moebius_engine/sglang/delivery.py: self._socket.recv_pyobj",
-    "moebius_engine/sglang/exchange.py: pickle.loads",
+    "moebius_engine/exchange.py: pickle.loads",
     "moebius_engine/sglang/intake.py: socket.recv_pyobj",
     "moebius_engine/sglang/cpu/controller.py: self.recv_from_tokenizer.recv_pyobj",
     "moebius_engine/sglang/worker.py: MultiprocessingSerializer.deserialize",
