@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from moebius_engine.config import PAPER_THRESHOLD
-from rollout.failure import fail
+from rollout.failure import check_policy, fail
 from rollout.server_argument import server_argument
 
 POLICIES = ("rollout", "ep", "tp")
@@ -28,8 +28,7 @@ def replay_command(
 
     Exit code 1 if a response has another length, 2 for a file or an argument that does not fit.
     """
-    if policy not in POLICIES:
-        fail(f"policy={policy!r} is unknown: use one of {list(POLICIES)}")
+    check_policy(policy, POLICIES)
     if not file.is_file():
         fail(f"{file} is not a file")
     if timeout_s <= 0:

@@ -6,7 +6,7 @@ import typer
 
 from moebius_engine.config import SwitchConfig
 from moebius_engine.vitals import EngineDead
-from rollout.failure import fail
+from rollout.failure import check_policy, fail
 from rollout.server_argument import server_argument
 
 POLICIES = ("interactive", "ep", "tp")
@@ -37,8 +37,7 @@ def serve_command(
     Besides SGLang's routes: GET /moebius/state, POST /moebius/switch with {"layout": "ep" or "tp"}, and
     POST /moebius/trace.
     """
-    if policy not in POLICIES:
-        fail(f"policy={policy!r} is unknown: use one of {list(POLICIES)}")
+    check_policy(policy, POLICIES)
     for option, most in (("max-body-mb", max_body_mb), ("max-samples", max_samples)):
         if most < 1:
             fail(f"--{option}={most}: at least 1")

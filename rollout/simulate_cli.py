@@ -113,11 +113,17 @@ def _note(machine: "Machine", wall_s: float) -> str:
     )
 
 
-def _steps_table(rows: "list[StepsRow]") -> Table:
+def _table(*numbers: str) -> Table:
+    """A row for each policy. numbers: titles of the columns after its name."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    titles = ("policy", "total s", "least", "mean", "most", "over worse", "switches", "declined", "refused")
-    for title in titles:
-        table.add_column(title, justify="left" if title == "policy" else "right", no_wrap=title == "policy")
+    table.add_column("policy", no_wrap=True)
+    for title in numbers:
+        table.add_column(title, justify="right")
+    return table
+
+
+def _steps_table(rows: "list[StepsRow]") -> Table:
+    table = _table("total s", "least", "mean", "most", "over worse", "switches", "declined", "refused")
     for row in rows:
         gains = (min(row.over_better), fmean(row.over_better), max(row.over_better), max(row.over_worse))
         counts = (row.switches, row.declined, row.refused)
@@ -126,9 +132,7 @@ def _steps_table(rows: "list[StepsRow]") -> Table:
 
 
 def _serving_table(rows: "list[ServingRow]") -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("policy", "end s", "switches", "TTFT mean s", "p99 s", "worst 10 s", "TPOT mean ms"):
-        table.add_column(title, justify="left" if title == "policy" else "right", no_wrap=title == "policy")
+    table = _table("end s", "switches", "TTFT mean s", "p99 s", "worst 10 s", "TPOT mean ms")
     for row in rows:
         seconds = (row.ttft_mean, row.ttft_p99, row.ttft_worst_bin)
         table.add_row(

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rollout.failure import fail
+from rollout.failure import check_policy, fail
 
 RECIPE = "tiny_arithmetic"
 POLICIES = ("rollout", "interactive", "ep", "tp")  # "off" is stock SGLang, which verl runs as rollout.name=sglang
@@ -40,8 +40,7 @@ def train_command(
         fail("only --tiny runs here; moebius-rollout recipe NAME --run trains the other models")
     if steps < 1:
         fail(f"steps must be at least 1, got {steps}")
-    if policy not in POLICIES:
-        fail(f"policy={policy!r} is unknown: use one of {list(POLICIES)}")
+    check_policy(policy, POLICIES)
     rows = run(steps, policy, out, timeout_s)
     (out / "steps.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     if len(rows) != steps:

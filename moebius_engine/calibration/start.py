@@ -100,8 +100,8 @@ def calibrated(config: SwitchConfig, found: Calibration) -> SwitchConfig:
     decides = _decides(found)
     if decides.requests is None:
         assert decides.winner is not None
-        if decides.winner == "tp" and found.cut_at is not None:
-            return replace(config, threshold=found.cut_at + 1)
+        if (cut_at := _tp_up_to(found, decides)) is not None:
+            return replace(config, threshold=cut_at + 1)
         return replace(config, policy=decides.winner, low_threshold=None, payoff=False)
     return replace(config, threshold=max(1, math.ceil(decides.requests)))
 
@@ -112,11 +112,12 @@ def in_words(found: Calibration) -> str:
     where, cross = f"measured from {measured[0]} to {measured[-1]} requests", found.crossing
     if cross.requests is None:
         name = str(cross.winner).upper()
-        stays = ""
-        if _decides(found) == cross:
+        if _decides(found) != cross:
+            stays = ""
+        elif _tp_up_to(found, cross) is not None:
+            stays = ", and EP is taken to be above them, where there was no time to measure"
+        else:
             stays = f", so the engine stays in {name}"
-            if cross.winner == "tp" and found.cut_at is not None:
-                stays = ", and EP is taken to be above them, where there was no time to measure"
         return f"calibration: {name} is faster at all numbers {where}{stays}{_longer_in_words(found)}"
     least = f"below {measured[0]}" if cross.least is None else f"{cross.least:.0f}"
     most = f"above {measured[-1]}" if cross.most is None else f"{cross.most:.0f}"
@@ -128,6 +129,11 @@ def _decides(found: Calibration) -> Crossing:
     """The crossing, or if there is none but one with longer contexts, that one."""
     longer = _at_longer(found)
     return longer if found.crossing.requests is None and longer and longer.requests else found.crossing
+
+
+def _tp_up_to(found: Calibration, decides: Crossing) -> int | None:
+    """The largest number measured if TP wins up to there, and there was no time for those above."""
+    return found.cut_at if decides.winner == "tp" else None
 
 
 def _at_longer(found: Calibration) -> Crossing | None:

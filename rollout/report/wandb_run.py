@@ -17,11 +17,11 @@ from moebius_engine.config import SwitchConfig
 from rollout.metrics import METRICS, PREFIX
 from rollout.report.run import PHASES, Cost, Kind, Step
 from rollout.verl_plugin.metrics import STEP_METRICS
+from rollout.verl_plugin.settings import OWN_KEYS
 
 _TIMEOUT_S = 300.0
 _KNOWN = {metric.field for metric in METRICS} | {metric.name for metric in STEP_METRICS}
 _REPLICA = re.compile(r"replica_(\d+)/(.+)")
-_NOT_OF_THE_SWITCH = ("ranks", "dump_dir")  # keys of engine_kwargs.moebius that are no field of SwitchConfig
 _POLICIES: Mapping[str, Kind] = {"tp": "tp", "ep": "ep", "rollout": "switching", "interactive": "switching"}
 
 
@@ -65,7 +65,7 @@ def _settings(config: Mapping[str, Any], path: Path) -> SwitchConfig | None:
         return None
     given = (rollout.get("engine_kwargs") or {}).get("moebius") or {}
     try:
-        return SwitchConfig(**{name: value for name, value in given.items() if name not in _NOT_OF_THE_SWITCH})
+        return SwitchConfig(**{name: value for name, value in given.items() if name not in OWN_KEYS})
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: its engine_kwargs.moebius is not of this version: {error}") from error
 

@@ -9,8 +9,9 @@ from omegaconf import DictConfig, OmegaConf
 from moebius_engine.config import SwitchConfig
 from moebius_engine.sglang import arguments as server_arguments
 
-KEYS = ("ranks", "dump_dir", *(field.name for field in fields(SwitchConfig)))
-"""Keys of rollout.engine_kwargs.moebius."""
+OWN_KEYS = ("ranks", "dump_dir")
+KEYS = (*OWN_KEYS, *(field.name for field in fields(SwitchConfig)))
+"""Keys of rollout.engine_kwargs.moebius; the own ones are no fields of SwitchConfig."""
 
 # Setting of `rollout` → (the one value that works, why).
 _ONLY = {

@@ -24,6 +24,23 @@ def collections() -> Iterator[list[int]]:
     gc.unfreeze()
 
 
+class Node:
+    """Freed by a collection only."""
+
+    freed = 0
+
+    def __init__(self):
+        self.itself = self
+
+    def __del__(self):
+        Node.freed += 1
+
+
+@pytest.fixture(autouse=True)
+def none_freed() -> None:
+    Node.freed = 0
+
+
 def rebuild() -> list[list[int]]:
     """More objects than a collection waits for."""
     return [[number] for number in range(20 * gc.get_threshold()[0])]
@@ -46,15 +63,6 @@ def test_control_without_it_a_collection_runs_over_them(collections):
 
 
 def test_garbage_made_within_is_found_later(collections):
-    class Node:
-        freed = 0
-
-        def __init__(self):
-            self.itself = self
-
-        def __del__(self):
-            Node.freed += 1
-
     with no_garbage_collection():
         Node()
     assert Node.freed == 0
@@ -63,24 +71,15 @@ def test_garbage_made_within_is_found_later(collections):
 
 
 def test_what_is_frozen_stays_frozen(collections):
-    class Frozen:
-        freed = 0
-
-        def __init__(self):
-            self.itself = self
-
-        def __del__(self):
-            Frozen.freed += 1
-
-    Frozen()
+    Node()
     gc.freeze()
     with no_garbage_collection():
         pass
     gc.collect()
-    assert Frozen.freed == 0
+    assert Node.freed == 0
     gc.unfreeze()
     gc.collect()
-    assert Frozen.freed == 1
+    assert Node.freed == 1
 
 
 def test_a_collector_that_was_off_stays_off(collections):
