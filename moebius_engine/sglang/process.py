@@ -68,8 +68,8 @@ def _run(
 def show_warnings(log_level: str) -> None:
     """This package's, such as which path was taken because another one failed, also where SGLang logs errors only, as
     it does here unless the user says otherwise."""
-    if logging.getLevelNamesMapping()[log_level.upper()] > logging.WARNING:
-        logging.getLogger("moebius_engine").setLevel(logging.WARNING)
+    quiet = logging.getLevelNamesMapping()[log_level.upper()] > logging.WARNING
+    logging.getLogger("moebius_engine").setLevel(logging.WARNING if quiet else logging.NOTSET)
 
 
 def _take_nothing_to_give_back() -> None:

@@ -29,3 +29,12 @@ def test_our_warnings_are_seen_though_sglang_logs_errors_only(logged, log_level,
     logging.getLogger("moebius_engine.calibration.start").warning("ours")
     logging.getLogger("sglang.srt").warning("theirs")
     assert logged == seen
+
+
+def test_a_later_engine_that_logs_more_is_heard(logged, monkeypatch):
+    show_warnings("error")
+    show_warnings("info")
+    monkeypatch.setattr(logging.getLogger(), "level", logging.INFO)
+    logging.getLogger("moebius_engine").manager._clear_cache()
+    logging.getLogger("moebius_engine.transfer").info("ours")
+    assert logged == ["ours"]
