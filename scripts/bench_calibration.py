@@ -2,7 +2,7 @@
 
     python scripts/bench_calibration.py --ranks 2 --layers 8 --share-gpu --out benchmarks/calibration_h200.json
 
-Writes a JSON file after the calibrations and after the sweep, and a PNG of the sweep beside it.
+Writes a JSON file after each calibration and after the sweep, and a PNG of the sweep beside it.
 """
 
 import json
@@ -17,6 +17,7 @@ from gpu_engine import MODEL, Weights, server_args, setting, tokens_per_rank, wr
 from moebius_engine.calibration.curve import crossing
 from moebius_engine.calibration.measure import sweep
 from moebius_engine.calibration.sizes import TOKENS
+from moebius_engine.calibration.store import Calibration
 from moebius_engine.config import SwitchConfig
 from moebius_engine.engine import SwitchingEngine
 from rollout.calibrate_cli import save_curves
@@ -53,19 +54,14 @@ def main(
             **server_args(sizes, ranks, tokens_per_rank(sizes[-1], context + TOKENS + 1, ranks), share_gpu, changes),
         )
         try:
-            found = [engine.calibrate(context) for _ in range(repeats)]
-            report["calibrations"] = [
-                {
-                    "warm_up_s": c.warm_up_s,
-                    "seconds": c.seconds,
-                    "crossing": c.crossing.model_dump(),
-                    "requests": sorted({p.requests for p in c.points}),
-                }
-                for c in found
-            ]
-            report["calibration_points"] = [p.model_dump() for p in found[0].points]
-            report["calibration_longer"] = found[0].longer and found[0].longer.model_dump()
-            _write(out, report)
+            found = []
+            report["calibrations"] = []
+            for _ in range(repeats):
+                found.append(engine.calibrate(context))
+                report["calibrations"].append(_summary(found[-1]))
+                report["calibration_points"] = [p.model_dump() for p in found[0].points]
+                report["calibration_longer"] = found[0].longer and found[0].longer.model_dump()
+                _write(out, report)
             began = time.perf_counter()
             points = engine.loop.run_until_complete(sweep(engine, sizes, context, until=float("inf"))).points
             report["sweep"] = {"seconds": time.perf_counter() - began, "crossing": crossing(points).model_dump()}
@@ -75,6 +71,15 @@ def main(
             engine.shutdown()
     swept = found[0].model_copy(update={"points": tuple(points), "crossing": crossing(points)})
     save_curves(swept, out.with_suffix(".png"))
+
+
+def _summary(found: Calibration) -> dict[str, Any]:
+    return {
+        "warm_up_s": found.warm_up_s,
+        "seconds": found.seconds,
+        "crossing": found.crossing.model_dump(),
+        "requests": sorted({p.requests for p in found.points}),
+    }
 
 
 def _write(out: Path, report: dict[str, Any]) -> None:

@@ -3,15 +3,26 @@
 import asyncio
 import logging
 import random
+import statistics
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 from moebius_engine.calibration.context import Longer
 from moebius_engine.calibration.curve import Point, point
-from moebius_engine.calibration.sizes import ROUNDS, STEPS, TOKENS, Cost, finer, longer_batch, sizes_that_fit, time_for
+from moebius_engine.calibration.sizes import (
+    ROUNDS,
+    STEPS,
+    TOKENS,
+    Cost,
+    finer,
+    kernel_sizes,
+    longer_batch,
+    sizes_that_fit,
+    time_for,
+)
 from moebius_engine.layout import Layout
 from moebius_engine.telemetry import SwitchRecord
 
@@ -67,6 +78,7 @@ async def measure(engine: Any, context: int, budget_s: float) -> Measured:
             break
         more = await sweep(engine, sizes, context, until=deadline)
         points, switches = points + more.points, [*switches, more.switch]
+        cost = Cost.of(more.spent, more.seconds, sizes[-1])  # what is first prefilled or compiled counts no more
     return Measured(points, fits, longer, switches, began - warming, time.monotonic() - began)
 
 
@@ -82,18 +94,24 @@ async def _sizes(engine: Any, context: int) -> list[int]:
 
 
 async def _warm_up(engine: Any, sizes: Sequence[int], context: int) -> None:
-    """Batches like those to come, up to one that fills a chunk of each rank: kernels that compile when they are first
-    used would count as what a number of requests takes, and larger ones be left out for it."""
+    """Kernels that compile when they are first used would count as what a number of requests takes, and larger ones be
+    left out for it."""
     chunk = engine.server_args.chunked_prefill_size
-    most = min(sizes[-1], -(-chunk // context) * engine.ranks) if chunk > 0 else sizes[-1]
+    chunk = min(chunk, engine.context_len - 2) if chunk > 0 else engine.context_len - 2
+    most = min(sizes[-1], -(-chunk // context) * engine.ranks)
     prompts = _prompts(engine, most, context)
-    # In EP kernels depend on how many tokens are prefilled at once; TP finds the prompts cached.
-    for layout, numbers in ((Layout.EP, [*(size for size in sizes if size < most), most]), (Layout.TP, [most])):
+    # A batch that fills a chunk of each rank; KV is moved by kernels, too.
+    for target in (Layout.TP, Layout.EP):
+        async with _decoding(engine, prompts):
+            await engine.async_switch(target)
+    if engine.server_args.device == "cpu":
+        return
+    for layout in (Layout.TP, Layout.EP):
         await engine.async_switch(layout)
-        for requests in numbers:
-            async with _decoding(engine, prompts[:requests]):
-                pass
-    await engine.async_switch(Layout.EP)
+        for tokens in kernel_sizes(chunk):
+            draw = random.Random(f"{layout} {tokens}")  # no prefix that is cached
+            prompt = [draw.randrange(10, engine.shape.vocab_size) for _ in range(tokens)]
+            await engine.async_generate_now(input_ids=prompt, sampling_params={"max_new_tokens": 1})
 
 
 def _prompts(engine: Any, requests: int, context: int) -> list[list[int]]:
@@ -115,8 +133,8 @@ class Sweep(NamedTuple):
 async def sweep(engine: Any, sizes: Sequence[int], context: int, until: float) -> Sweep:
     """EP at each of the sizes, upwards, so that prompts are prefilled once; then TP, which takes them over.
 
-    until: monotonic seconds by which all should have ended: a larger size is begun only if it will (time_for), but two
-    in any case. Else as measure.
+    until: monotonic seconds by which all should have ended: a larger size is begun only if it will (time_for), and TP's
+    smaller ones are left out if it has not, but two in any case. Else as measure.
     """
     started, prompts = time.monotonic(), _prompts(engine, sizes[-1], context)
     points, spent, record = [], [], None
@@ -135,7 +153,9 @@ async def sweep(engine: Any, sizes: Sequence[int], context: int, until: float) -
         if last:
             break
     assert record is not None
-    for size in sizes[: len(spent) - 1][::-1]:
+    for measured, size in enumerate(sizes[: len(spent) - 1][::-1]):
+        if measured and time.monotonic() > until:
+            break
         async with _decoding(engine, prompts[:size]):
             points.append(await _time(engine, Layout.TP, size))
     await engine.async_switch(Layout.EP)
@@ -160,39 +180,32 @@ async def until_all_decode(engine: Any, requests: int, batch: asyncio.Future[lis
 
     Raises RuntimeError if they have ended before, TimeoutError after engine.config.timeout_s.
     """
-
-    async def all_decode() -> bool:
+    deadline = time.monotonic() + engine.config.timeout_s
+    while True:
         if batch.done():
             ended = Counter(str(answer["meta_info"]["finish_reason"]) for answer in batch.result())
             raise RuntimeError(f"{requests} requests never decoded together; they ended by {ended}")
         health = await engine.async_health()
         waiting = any(rank["waiting"] or rank["prefilling"] for rank in health["ranks"])
-        return health["inflight"] == requests and not waiting
-
-    await _until(engine, all_decode, f"{requests} requests decode together")
+        if health["inflight"] == requests and not waiting:
+            return
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{requests} requests do not decode together after {engine.config.timeout_s} s")
+        await asyncio.sleep(_POLL_S)
 
 
 async def _time(engine: Any, layout: Layout, size: int) -> Point:
     """The next steps of `size` requests that decode. Raises TimeoutError if too few are seen."""
     await engine.async_step_times()
-    steps: list[float] = []
-
-    async def enough() -> bool:
-        for where, count, seen in await engine.async_step_times():
-            if (where, count) == (layout, size):
-                steps.extend(seen)
-        return len(steps) >= STEPS
-
-    # The step that a look falls into is not counted. Pauses grow, or with steps longer than one none ever would be.
-    await _until(engine, enough, f"{size} requests decode for {STEPS} steps in {layout}", growth=1.5)
-    return point(layout.value, size, steps)
-
-
-async def _until(engine: Any, done: Callable[[], Awaitable[bool]], what: str, growth: float = 1.0) -> None:
-    """growth: of the pauses between looks, each of so many times the one before."""
-    deadline, pause = time.monotonic() + engine.config.timeout_s, _POLL_S
-    while not await done():
+    deadline, pause, steps = time.monotonic() + engine.config.timeout_s, _POLL_S, list[float]()
+    while len(steps) < STEPS:
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{what}: not so after {engine.config.timeout_s} s")
+            seen = f"{len(steps)} after {engine.config.timeout_s} s"
+            raise TimeoutError(f"{size} requests should decode for {STEPS} steps in {layout}, but did for {seen}")
         await asyncio.sleep(pause)
-        pause *= growth
+        for where, count, seconds in await engine.async_step_times():
+            if (where, count) == (layout, size):
+                steps.extend(seconds)
+        # The steps that a look falls into are not counted; if they are longer than the pause, none is.
+        pause = (STEPS - len(steps) + 2) * statistics.median(steps) if steps else 1.5 * pause
+    return point(layout.value, size, steps)

@@ -77,6 +77,17 @@ def time_for(spent: Sequence[float], growth: float) -> float:
     return fixed + (spent[-1] - fixed) * growth + fixed * (len(spent) + 1)
 
 
+def kernel_sizes(most: int) -> list[int]:
+    """Tokens of prefills, up to `most`, that between them use every kernel of a fused MoE layer.
+
+    SGLang's tables of tile sizes go by the nearest of 1, 2, 4, 8, 16, 24, 32, 48, 64, ... 1536, 2048, 3072, 4096 tokens
+    (moe_runner/triton_utils), and Triton compiles each anew for odd numbers, since a token's experts times those are no
+    multiple of 16.
+    """
+    doubled = [part << power for power in range(most.bit_length()) for part in (1, 3)]
+    return sorted({size for even in doubled for size in (even, even + 1) if size <= most})
+
+
 class Cost(NamedTuple):
     """What a sweep takes, in seconds. fixed: a number of requests in one layout. each: a request of the largest number,
     since prompts are prefilled once."""

@@ -1,10 +1,13 @@
 """Calibration on a real engine: both layouts are timed with the numbers of requests that they say."""
 
 import asyncio
+import time
 
 import pytest
 
+from moebius_engine.calibration import measure
 from moebius_engine.calibration.curve import crossing
+from moebius_engine.calibration.measure import _warm_up, sweep
 from moebius_engine.calibration.start import setting_of
 from moebius_engine.calibration.store import Calibration
 from moebius_engine.config import SwitchConfig
@@ -26,6 +29,36 @@ def test_both_layouts_are_timed_and_the_engine_is_as_before(engine):
     assert sorted((p.layout, p.requests) for p in found.longer.points) == [("ep", 2), ("tp", 2)]
     assert len(found.switches) >= 2
     assert engine.config == config
+    health = engine.health()
+    assert (health["layout"], health["inflight"]) == ("ep", 0)
+
+
+def test_kernels_compile_before_time_is_taken(engine, monkeypatch):
+    """Seen on an H200: prefills of other numbers of tokens compiled kernels, 1 to 2 s each, throughout."""
+    prompts = []
+    answer = engine.async_generate_now
+
+    async def generate(input_ids, **kwargs):
+        if isinstance(input_ids[0], int):
+            prompts.append(input_ids)
+        return await answer(input_ids=input_ids, **kwargs)
+
+    monkeypatch.setattr(engine, "async_generate_now", generate)
+    monkeypatch.setattr(engine.server_args, "device", "cuda")
+    monkeypatch.setattr(engine.server_args, "chunked_prefill_size", 32)
+    engine.loop.run_until_complete(_warm_up(engine, [2, 8], 16))
+    sizes = [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 16, 17, 24, 25, 32]
+    assert [len(ids) for ids in prompts] == 2 * sizes
+    assert len({tuple(ids) for ids in prompts}) == len(prompts)
+    health = engine.health()
+    assert (health["layout"], health["inflight"]) == ("ep", 0)
+
+
+def test_a_sweep_ends_in_time(engine, monkeypatch):
+    """Seen on an H200: 21 s of 20, since all numbers of requests were waited for that took longer in TP."""
+    monkeypatch.setattr(measure, "time_for", lambda spent, growth: -100.0)  # so EP begins all
+    found = engine.loop.run_until_complete(sweep(engine, [2, 4, 8], 32, until=time.monotonic()))
+    assert [(p.layout, p.requests) for p in found.points if p.layout == "tp"] == [("tp", 8), ("tp", 4)]
     health = engine.health()
     assert (health["layout"], health["inflight"]) == ("ep", 0)
 

@@ -156,5 +156,5 @@ async def test_steps_longer_than_a_pause_are_timed():
 async def test_steps_that_never_come_are_an_error_in_time():
     engine = SlowEngine()
     engine.config = SimpleNamespace(timeout_s=0.2)
-    with pytest.raises(TimeoutError, match=r"9 requests decode for 24 steps in ep: not so after 0\.2 s"):
+    with pytest.raises(TimeoutError, match=r"9 requests should decode for 24 steps in ep, but did for 0 after 0\.2 s"):
         await _time(engine, Layout.EP, 9)
