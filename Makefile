@@ -23,10 +23,12 @@ lint: install
 
 install: .venv/.installed
 
+# Compiled once, in a minute: where PYTHONDONTWRITEBYTECODE is set, as in many containers, every process of every engine
+# else compiles torch, transformers and sglang anew, 15 s each.
 .venv/.installed: $(REQUIREMENTS) pyproject.toml
 	command -v uv >/dev/null || $(PYTHON) -m pip install --quiet uv
 	uv venv --quiet --allow-existing --python $(PYTHON) .venv
-	uv pip sync --quiet --python $(BIN)/python $(REQUIREMENTS)
+	uv pip sync --quiet --compile-bytecode --python $(BIN)/python $(REQUIREMENTS)
 	uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	touch $@
 
