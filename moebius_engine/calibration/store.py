@@ -38,7 +38,7 @@ class Calibration(Record):
     longer: Longer | None = Field(default=None, description="a few at more, None if there was no room or time for it")
     crossing: Crossing = Field(description="of points")
     switches: tuple[SwitchRecord, ...] = Field(description="those made while measuring, with requests in flight")
-    warm_up_s: float = Field(default=0.0, description="a batch in each layout first, in which kernels compile [s]")
+    warm_up_s: float = Field(default=0.0, description="batches and single prefills first, in which kernels compile [s]")
     seconds: float = Field(description="what measuring took after that [s]")
 
     @property

@@ -1,19 +1,22 @@
 """How many requests a calibration measures with, and for how long."""
 
 import itertools
+import json
 import math
 import time
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import sglang
 from hypothesis import given
 from hypothesis import strategies as st
 
 from moebius_engine.calibration.curve import Point, crossing
 from moebius_engine.calibration.measure import _time
-from moebius_engine.calibration.sizes import ROUNDS, STEPS, TOKENS, Cost, finer, sizes_that_fit, time_for
+from moebius_engine.calibration.sizes import ROUNDS, STEPS, TOKENS, Cost, finer, kernel_sizes, sizes_that_fit, time_for
 from moebius_engine.layout import Layout
 from tests.unit.test_calibration_curve import points
 
@@ -48,6 +51,27 @@ def test_a_tp_rank_holds_all_requests():
     """With one KV head it has room for no more tokens than one rank in EP."""
     sizes = sizes_that_fit(ranks=4, running=1000, ep_tokens=10**5, tp_tokens=10**5, context=760)
     assert sizes == [4, 16, 64] and sizes[-1] * 1000 <= 0.9 * 10**5 < 2 * sizes[-1] * 1000
+
+
+def test_prefills_reach_every_tile_size_that_sglang_has_tuned():
+    """Each by an odd number of tokens and by an even one."""
+    folder = Path(sglang.__file__).parent / "srt/layers/moe/moe_runner/triton_utils"
+    rule = "min(configs.keys(), key=lambda x: abs(x - M))"
+    assert rule in (folder / "fused_moe_triton_config.py").read_text("utf-8")
+    tables = [json.loads(path.read_text("utf-8")) for path in folder.glob("configs/*/E=128,*,device_name=NVIDIA_H*")]
+    assert tables
+    for table in tables:
+        tuned = [int(tokens) for tokens in table if tokens.isdigit() and int(tokens) <= 4096]
+        for odd in (0, 1):
+            sizes = [size for size in kernel_sizes(8192) if size % 2 == odd]
+            reached = {min(tuned, key=lambda tokens, size=size: abs(tokens - size)) for size in sizes}
+            assert set(tuned) - reached <= {1}, odd  # one token is odd
+
+
+@given(st.integers(1, 20_000))
+def test_prefills_are_no_longer_than_allowed(most):
+    sizes = kernel_sizes(most)
+    assert sizes[0] == 1 and sizes[-1] <= most and sizes == sorted(set(sizes)) and len(sizes) < 60
 
 
 @given(st.integers(2, 1900).map(lambda n: n + 0.5), st.sampled_from([2, 4, 8]))
