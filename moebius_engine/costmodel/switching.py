@@ -32,9 +32,10 @@ class Linear(NamedTuple):
 class Control:
     """Host work of a switch, by the layout that it goes to: beside, while weights move; after, when nothing moves.
 
-    Measured with 2 ranks that share one H200, 32 and 512 requests, a prompt each (benchmarks/switch_h200.json): weights
-    and what is not hidden behind them, 9.7 and 56.7 ms to TP, 6.4 and 26.9 to EP; decision and rest, 2.3 and 14.6 to
-    TP, 2.7 and 6.8 to EP. Requests that share a prompt cost less, KV of 700,000 tokens costs 26 ms more to TP.
+    Measured with 2 ranks that share one H200, 32 and 512 requests, a prompt each: weights and what is not hidden behind
+    them, 9.7 and 56.7 ms to TP, 6.4 and 26.9 to EP; decision and rest, 2.3 and 14.6 to TP, 2.7 and 6.8 to EP (a later
+    run, benchmarks/switch_h200.json: 8.9, 54.7, 6.1, 26.0; 2.3, 15.0, 2.7, 8.5). Requests that share a prompt cost
+    less, KV of 700,000 tokens costs 26 ms more to TP.
     """
 
     beside: Mapping[Layout, Linear] = field(
