@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from sglang.srt.constrained.base_grammar_backend import BaseGrammarBackend, BaseGrammarObject, InvalidGrammarObject
+from sglang.srt.constrained.reasoner_grammar_backend import ReasonerGrammarObject
 from sglang.srt.managers.schedule_batch import FINISH_ABORT, Req
 from sglang.srt.sampling.sampling_params import SamplingParams
 
@@ -102,6 +103,8 @@ def _replay(template: BaseGrammarObject, req: Req) -> BaseGrammarObject:
     grammar = template.copy()
     if not _is_valid(grammar):
         return grammar
+    if isinstance(grammar, ReasonerGrammarObject):
+        grammar.tokens_after_end = -1  # a copy is in the phase of the request that the template was made for
     grammar.maybe_init_reasoning(req.require_reasoning)
     try:
         for token in req.output_ids:

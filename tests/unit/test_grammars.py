@@ -9,7 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sglang.srt.constrained.base_grammar_backend import BaseGrammarBackend, InvalidGrammarObject
-from sglang.srt.constrained.llguidance_backend import GuidanceBackend
+from sglang.srt.constrained.llguidance_backend import GuidanceBackend, GuidanceGrammar
+from sglang.srt.constrained.reasoner_grammar_backend import ReasonerGrammarBackend
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from moebius_engine.layout import Layout
@@ -93,6 +94,26 @@ def test_what_is_no_grammar_ends_its_request(backends):
     bad = request("a", {"regex": "(ab"}, grammar=Future())
     grammars.hand_out(backends[0], [bad], grammars.build(backends[0], [bad], 60), Layout.TP)
     assert "Failed to compile" in bad.to_finish.message and bad.grammar is None and not backends[0].cache
+
+
+@pytest.mark.parametrize("thinks", [(False, True), (True, False)])
+def test_requests_that_think_share_a_grammar_with_those_that_do_not(thinks):
+    """SGLang's copy keeps the phase, and maybe_init_reasoning(True) does not set it back: the thoughts of the second
+    request were held against its grammar, and a switch aborted it."""
+    tokenizer = byte_tokenizer(4096)
+    parser = SimpleNamespace(detector=SimpleNamespace(think_end_token="X", think_excluded_tokens=None))
+    inner = GuidanceBackend(tokenizer)
+    for name in ("allocate_vocab_mask", "move_vocab_mask", "apply_vocab_mask"):  # SGLang asks it for them in vain
+        setattr(inner, name, getattr(GuidanceGrammar, name))
+    backend = ReasonerGrammarBackend(inner, parser, tokenizer)
+    reqs = [request(str(thought), ASKED[0]) for thought in thinks]
+    for req, thought in zip(reqs, thinks, strict=True):
+        req.require_reasoning = thought
+        req.output_ids = tokenizer.encode("no such letters X" * thought + "ab")
+    built = grammars.build(backend, reqs, 60).built
+    assert allowed(built["True"]) == allowed(built["False"])
+    reqs[thinks.index(True)].output_ids.append(tokenizer.encode("b")[0])  # control: it is held against what follows
+    assert isinstance(grammars.build(backend, reqs, 60).built["True"], InvalidGrammarObject)
 
 
 NEVER: Future = Future()
