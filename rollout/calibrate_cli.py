@@ -31,7 +31,8 @@ def calibrate_command(
 ) -> None:
     """Time decode steps of both layouts, print where they cross, and keep it for SwitchConfig(calibrate="auto").
 
-    An engine finds the file again by model, ranks, device and versions, whatever else its arguments are.
+    An engine finds the file again by model, ranks, device, versions and kernels (back ends of attention and experts,
+    CUDA graphs or none), whatever else its arguments are.
     """
     from moebius_engine.calibration.start import in_words  # like the engine, too slow for --help
     from moebius_engine.calibration.store import save

@@ -22,6 +22,7 @@ from moebius_engine.layout import Layout
 log = logging.getLogger(__name__)
 
 CONTEXT, BUDGET_S = 1024, 20.0
+_KERNELS = ("attention_backend", "moe_a2a_backend", "moe_runner_backend", "disable_cuda_graph")
 _VERSIONS = ("moebius-rollout", "sglang", "torch")
 
 
@@ -35,6 +36,7 @@ def setting_of(engine: Any, context: int = CONTEXT) -> Setting:
         device=torch.cuda.get_device_name(0) if cuda else f"{platform.machine()}, {os.cpu_count()} cores",
         share_gpu=engine.config.share_gpu,
         context=context,
+        kernels={name: str(getattr(engine.server_args, name)) for name in _KERNELS},
         versions={name: version(name) for name in _VERSIONS},
     )
 
@@ -74,8 +76,10 @@ async def calibrate_at_start(engine: Any, where: Path | None = None) -> None:
     found = store.load(setting, where)
     origin = str(store.path_of(setting, where))
     if found is None and config.calibrate == "file":
+        options = " ".join(f"--set {name}={value}" for name, value in setting.kernels.items() if value != "None")
         raise ValueError(
-            f"calibrate='file': {origin} does not exist; run `moebius-rollout calibrate`, or use calibrate='auto'"
+            f"calibrate='file': {origin} does not exist; run `moebius-rollout calibrate --ranks {setting.ranks} "
+            f"{options}`, or use calibrate='auto'"
         )
     if found is None:
         found = await calibrate(engine)

@@ -21,6 +21,7 @@ class Setting(Record):
     device: str = Field(description="name of the GPU, or of the CPU and its cores")
     share_gpu: bool = Field(description="whether all ranks run on one GPU")
     context: int = Field(description="tokens that each request held [tokens]")
+    kernels: Mapping[str, str] = Field(default_factory=dict, description="server arguments that choose them")
     versions: Mapping[str, str] = Field(description="of what decides the speed")
 
     @property
