@@ -1,14 +1,26 @@
 """One engine for most tests of this folder: starting one takes the better part of a minute on two cores.
 
+Its ranks look for requests all the time, which takes a core: tests that have engines of their own come before,
+and it ends with the folder.
+
 Engines of tests are given a minute to show a sign of life: where other things run too, a rank may get no core for long.
 """
+
+from pathlib import Path
 
 import pytest
 
 from moebius_engine.config import SwitchConfig
 
 
-@pytest.fixture(scope="session")
+def pytest_collection_modifyitems(items):
+    here = [place for place, item in enumerate(items) if item.path.parent == Path(__file__).parent]
+    ordered = sorted((items[place] for place in here), key=lambda item: "switching_engine" in item.fixturenames)
+    for place, item in zip(here, ordered, strict=True):
+        items[place] = item
+
+
+@pytest.fixture(scope="package")
 def switching_engine(tiny_moe):
     """Two ranks, pinned to EP so that tests switch by hand; small limits, so that queues and chunks occur."""
     from moebius_engine.engine import SwitchingEngine
