@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 _FIRST = 0.9  # of the time, for numbers of requests: finer ones in a range that is not covered say little
 _POLL_S = 0.05  # each look at the engine costs it an exchange
+_ASIDE = 8  # tokens that SGLang keeps back of a request's room (Scheduler.max_req_input_len), and one that is answered
 
 
 class Measured(NamedTuple):
@@ -56,8 +57,12 @@ async def measure(engine: Any, context: int, budget_s: float) -> Measured:
     Raises ValueError if fewer than two numbers of requests fit, TimeoutError as the engine does.
     """
     warming = time.monotonic()
-    sizes = await _sizes(engine, context)
-    await _warm_up(engine, sizes, context)
+    _check(engine, context)
+    await engine.async_switch(Layout.EP)
+    rank = (await engine.async_health())["ranks"][0]
+    ep_tokens, tp_tokens = (rank["kv_tokens"][layout] for layout in (Layout.EP, Layout.TP))
+    sizes = sizes_that_fit(engine.ranks, rank["max_running_requests"], ep_tokens, tp_tokens, context)
+    await _warm_up(engine, sizes, context, min(ep_tokens, tp_tokens, engine.context_len) - _ASIDE)
     began = time.monotonic()
     deadline = began + budget_s
     first = await sweep(engine, sizes, context, until=began + _FIRST * budget_s)
@@ -82,23 +87,18 @@ async def measure(engine: Any, context: int, budget_s: float) -> Measured:
     return Measured(points, fits, longer, switches, began - warming, time.monotonic() - began)
 
 
-async def _sizes(engine: Any, context: int) -> list[int]:
+def _check(engine: Any, context: int) -> None:
     if context < 1:
         raise ValueError(f"context={context}: at least 1 token")
     if context + TOKENS > engine.context_len:
         raise ValueError(f"context={context} and {TOKENS} more: a request may have {engine.context_len} tokens")
-    await engine.async_switch(Layout.EP)
-    rank = (await engine.async_health())["ranks"][0]
-    tokens = rank["kv_tokens"]
-    return sizes_that_fit(engine.ranks, rank["max_running_requests"], tokens[Layout.EP], tokens[Layout.TP], context)
 
 
-async def _warm_up(engine: Any, sizes: Sequence[int], context: int) -> None:
+async def _warm_up(engine: Any, sizes: Sequence[int], context: int, longest: int) -> None:
     """Kernels that compile when they are first used would count as what a number of requests takes, and larger ones be
-    left out for it."""
+    left out for it. longest: tokens that a prompt may have."""
     chunk = engine.server_args.chunked_prefill_size
-    chunk = min(chunk, engine.context_len - 2) if chunk > 0 else engine.context_len - 2
-    most = min(sizes[-1], -(-chunk // context) * engine.ranks)
+    most = min(sizes[-1], -(-chunk // context) * engine.ranks) if chunk > 0 else sizes[-1]
     prompts = _prompts(engine, most, context)
     # A batch that fills a chunk of each rank; KV is moved by kernels, too.
     for target in (Layout.TP, Layout.EP):
@@ -108,7 +108,7 @@ async def _warm_up(engine: Any, sizes: Sequence[int], context: int) -> None:
         return
     for layout in (Layout.TP, Layout.EP):
         await engine.async_switch(layout)
-        for tokens in kernel_sizes(chunk):
+        for tokens in kernel_sizes(min(chunk, longest) if chunk > 0 else longest):
             draw = random.Random(f"{layout} {tokens}")  # no prefix that is cached
             prompt = [draw.randrange(10, engine.shape.vocab_size) for _ in range(tokens)]
             await engine.async_generate_now(input_ids=prompt, sampling_params={"max_new_tokens": 1})

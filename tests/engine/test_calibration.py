@@ -46,12 +46,15 @@ def test_kernels_compile_before_time_is_taken(engine, monkeypatch):
     monkeypatch.setattr(engine, "async_generate_now", generate)
     monkeypatch.setattr(engine.server_args, "device", "cuda")
     monkeypatch.setattr(engine.server_args, "chunked_prefill_size", 32)
-    engine.loop.run_until_complete(_warm_up(engine, [2, 8], 16))
+    engine.loop.run_until_complete(_warm_up(engine, [2, 8], 16, longest=100))
     sizes = [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 16, 17, 24, 25, 32]
     assert [len(ids) for ids in prompts] == 2 * sizes
     assert len({tuple(ids) for ids in prompts}) == len(prompts)
     health = engine.health()
     assert (health["layout"], health["inflight"]) == ("ep", 0)
+    prompts.clear()
+    engine.loop.run_until_complete(_warm_up(engine, [2, 8], 16, longest=5))
+    assert [len(ids) for ids in prompts] == 2 * [1, 2, 3, 4, 5]
 
 
 def test_a_sweep_ends_in_time(engine, monkeypatch):
