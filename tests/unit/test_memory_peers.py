@@ -5,16 +5,15 @@ A rank's memory stands in here, with descriptors of its own; tests/gpu has the r
 
 import os
 import time
-from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from moebius_engine.memory import peers as peers_module
 from moebius_engine.memory.peers import Peers
 from moebius_engine.memory.segments import SegmentTable
+from tests.unit.ranks import run_ranks
 
 RANKS, TIMEOUT_S = 3, 120.0
 
@@ -102,16 +101,12 @@ def a_rank_whose_transfer_cannot_be_made(rank: int) -> None:
     assert not memory.mapped
 
 
-def run_rank(rank: int, store: str) -> None:
-    torch.set_num_threads(1)
-    timeout = timedelta(seconds=TIMEOUT_S)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS, timeout=timeout)
+def run_rank(rank: int) -> None:
     peers_module._gpu = lambda device: "one"
     a_rank_that_cannot_map(rank)
     a_rank_that_cannot_be_probed(rank)
     a_rank_whose_transfer_cannot_be_made(rank)
-    dist.destroy_process_group()
 
 
 def test_all_ranks_or_none(tmp_path):
-    mp.spawn(run_rank, args=(str(tmp_path / "store"),), nprocs=RANKS)
+    run_ranks(run_rank, RANKS, tmp_path, timeout_s=TIMEOUT_S)

@@ -1,13 +1,10 @@
 """Memory wakes on all ranks or on none. A rank's memory stands in here; tests/gpu/test_memory.py has the real one."""
 
-from datetime import timedelta
-
 import pytest
-import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from moebius_engine.memory.peers import wake_all
+from tests.unit.ranks import run_ranks
 
 
 class Memory:
@@ -23,11 +20,7 @@ class Memory:
         self.awake = False
 
 
-def run_rank(rank: int, store: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=3, timeout=timedelta(seconds=60)
-    )
+def run_rank(rank: int) -> None:
     memory = Memory(has_room=rank != 1)
     with pytest.raises(MemoryError, match=r"^rank 1: allocate 7 bytes for \['weights'\]$"):
         wake_all(memory, iter(["weights"]), dist.group.WORLD)
@@ -35,8 +28,7 @@ def run_rank(rank: int, store: str) -> None:
     memory.has_room = True
     wake_all(memory, ["weights"], dist.group.WORLD)
     assert memory.awake
-    dist.destroy_process_group()
 
 
 def test_without_room_on_one_rank_none_wakes_and_later_all_do(tmp_path):
-    mp.spawn(run_rank, args=(str(tmp_path / "store"),), nprocs=3)
+    run_ranks(run_rank, 3, tmp_path)

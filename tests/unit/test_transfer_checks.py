@@ -1,11 +1,8 @@
 """What a layer's sums notice over real gloo processes, and that a mover undoes the layers that have moved."""
 
-from datetime import timedelta
-
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,22 +15,14 @@ from moebius_engine.transfer.base import Corrupted, LayerMove
 from moebius_engine.transfer.checks import EVERY, Checks, sums
 from moebius_engine.transfer.journal import Journal
 from moebius_engine.transfer.mover import Mover
+from tests.unit.ranks import run_ranks
 from tests.unit.transfer_cases import cut_experts, kv_case, model_shape, random_experts
 
 LAYERS, RANKS = 4, 2
 
 
 def on_ranks(work, tmp_path, *arguments) -> None:
-    mp.spawn(run_rank, args=(work, str(tmp_path / "store"), *arguments), nprocs=RANKS)
-
-
-def run_rank(rank: int, work, store: str, *arguments) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS, timeout=timedelta(seconds=60)
-    )
-    work(rank, *arguments)
-    dist.destroy_process_group()
+    run_ranks(work, RANKS, tmp_path, *arguments)
 
 
 # ---- Sums

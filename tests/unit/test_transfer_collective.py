@@ -1,35 +1,29 @@
 """The collective transfer over real gloo processes equals the plan done in one process."""
 
 import logging
-from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from moebius_engine.layout import Layout
 from moebius_engine.layout.plan import expert_blocks, kv_blocks
 from moebius_engine.transfer import pick
 from moebius_engine.transfer.collective import CollectiveTransfer
 from moebius_engine.transfer.local import move_locally
+from tests.unit.ranks import run_ranks
 from tests.unit.transfer_cases import cut_experts, kv_case, model_shape, other, random_experts
 
 # Rank 1 owns nothing: exchanges of no elements must match on all ranks too. K < P, = P, > P.
 KV_CASES = {2: [(1, [5, 0]), (2, [3, 4]), (4, [0, 0])], 4: [(1, [9, 0, 2, 5]), (2, [1, 0, 7, 3]), (8, [2, 0, 1, 1])]}
 
 
-def run_rank(rank: int, ranks: int, store: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=ranks, timeout=timedelta(seconds=60)
-    )
+def run_rank(rank: int, ranks: int) -> None:
     transfer = CollectiveTransfer(dist.group.WORLD)
     move_experts(transfer, rank, ranks)
     for kv_heads, counts in KV_CASES[ranks]:
         move_kv(transfer, rank, kv_case(ranks, kv_heads, 3, counts, seed=kv_heads))
     check_scratch_is_reused(transfer, rank, ranks)
-    dist.destroy_process_group()
 
 
 def move_experts(transfer, rank: int, ranks: int) -> None:
@@ -87,7 +81,7 @@ def check_scratch_is_reused(transfer, rank: int, ranks: int) -> None:
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_collective_equals_local(ranks, tmp_path):
-    mp.spawn(run_rank, args=(ranks, str(tmp_path / "store")), nprocs=ranks)
+    run_ranks(run_rank, ranks, tmp_path, ranks)
 
 
 def test_pick_says_which_and_why(tmp_path, caplog):
