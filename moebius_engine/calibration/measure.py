@@ -109,14 +109,13 @@ async def _warm_up(engine: Any, sizes: Sequence[int], context: int, longest: int
     for layout in (Layout.TP, Layout.EP):
         await engine.async_switch(layout)
         for tokens in kernel_sizes(min(chunk, longest) if chunk > 0 else longest):
-            draw = random.Random(f"{layout} {tokens}")  # no prefix that is cached
-            prompt = [draw.randrange(10, engine.shape.vocab_size) for _ in range(tokens)]
+            (prompt,) = _prompts(engine, 1, tokens, seed=f"{layout} {tokens}")  # no prefix that is cached
             await engine.async_generate_now(input_ids=prompt, sampling_params={"max_new_tokens": 1})
 
 
-def _prompts(engine: Any, requests: int, context: int) -> list[list[int]]:
-    """The same for each context, the first ones of more."""
-    draw = random.Random(context)
+def _prompts(engine: Any, requests: int, context: int, seed: str | None = None) -> list[list[int]]:
+    """The same for each seed, or for each context without one: the first ones of more."""
+    draw = random.Random(context if seed is None else seed)
     return [[draw.randrange(10, engine.shape.vocab_size) for _ in range(context)] for _ in range(requests)]
 
 

@@ -76,10 +76,11 @@ async def calibrate_at_start(engine: Any, where: Path | None = None) -> None:
     found = store.load(setting, where)
     origin = str(store.path_of(setting, where))
     if found is None and config.calibrate == "file":
-        options = " ".join(f"--set {name}={value}" for name, value in setting.kernels.items() if value != "None")
+        given = [f"--set {name}={value}" for name, value in setting.kernels.items() if value != "None"]
+        options = " ".join([*["--share-gpu"] * setting.share_gpu, *given])
         raise ValueError(
-            f"calibrate='file': {origin} does not exist; run `moebius-rollout calibrate --ranks {setting.ranks} "
-            f"{options}`, or use calibrate='auto'"
+            f"calibrate='file': {origin} does not exist; run `moebius-rollout calibrate --model "
+            f"{engine.server_args.model_path} --ranks {setting.ranks} {options}`, or use calibrate='auto'"
         )
     if found is None:
         found = await calibrate(engine)

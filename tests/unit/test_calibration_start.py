@@ -30,7 +30,11 @@ class Engine:
         self.config, self.shape, self.ranks = SwitchConfig(**config), SHAPE, 2
         self.tokenizer_manager = SimpleNamespace(model_config=SimpleNamespace(dtype=torch.float32))
         self.server_args = SimpleNamespace(
-            attention_backend="triton", moe_a2a_backend="none", moe_runner_backend="auto", disable_cuda_graph=False
+            model_path="m",
+            attention_backend="triton",
+            moe_a2a_backend="none",
+            moe_runner_backend="auto",
+            disable_cuda_graph=False,
         )
         self.measured, self.layout, self.calibration = 0, "ep", None
 
@@ -87,7 +91,8 @@ async def test_what_the_user_says_wins(config, tmp_path, measuring):
 
 async def test_a_file_that_is_asked_for_must_be_there_and_whole(tmp_path, measuring):
     engine = Engine(calibrate="file")
-    with pytest.raises(ValueError, match=r"does not exist; run `.* --ranks 2 .*--set disable_cuda_graph=False`"):
+    missing = r"calibrate='file': .* does not exist; run `moebius-rollout calibrate --model m --ranks 2 --set .*=False`"
+    with pytest.raises(ValueError, match=missing):
         await calibrate_at_start(engine, tmp_path)
     (tmp_path / start.setting_of(engine).name).write_text("{}")
     with pytest.raises(ValueError, match=r"is no calibration: Field required; remove it"):

@@ -21,10 +21,6 @@ from tests.unit.transfer_cases import cut_experts, kv_case, model_shape, random_
 LAYERS, RANKS = 4, 2
 
 
-def on_ranks(work, tmp_path, *arguments) -> None:
-    run_ranks(work, RANKS, tmp_path, *arguments)
-
-
 # ---- Sums
 
 
@@ -97,7 +93,7 @@ def test_the_journal_gives_back_what_has_moved():
 @pytest.mark.parametrize("target", Layout)
 def test_a_mover_finds_a_bad_layer_and_takes_back_the_others(tmp_path, kind, target):
     """In every layer: all ranks name the same ranks, and after the way back every expert is where it was."""
-    on_ranks(spoil_each_layer, tmp_path, kind, target)
+    run_ranks(spoil_each_layer, RANKS, tmp_path, kind, target)
 
 
 def spoil_each_layer(rank: int, kind: str, target: Layout) -> None:
@@ -124,7 +120,7 @@ def spoil_each_layer(rank: int, kind: str, target: Layout) -> None:
 @pytest.mark.parametrize("kind", ["corrupt", "drop"])
 def test_without_check_bytes_a_bad_layer_is_found_in_its_turn_only(tmp_path, kind):
     """Control: what the check finds is there without it."""
-    on_ranks(spoil_unseen, tmp_path, kind)
+    run_ranks(spoil_unseen, RANKS, tmp_path, kind)
 
 
 def spoil_unseen(rank: int, kind: str) -> None:
